@@ -18,11 +18,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects that chosen objects name in their own namespaces, as accounts and
-// Secrets. The sink's mu guards it.
+// along collects what written objects refer to in their namespace, as accounts and Secrets. The sink's
+// mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
-	// reasons says why an object is wanted; it is "" once the object was asked for.
+	// reasons says why an object is wanted; "" once read.
 	reasons map[manifest.Reference]string
 }
 
@@ -30,14 +30,14 @@ func newAlong() *along {
 	return &along{sets.New[manifest.Reference](), map[manifest.Reference]string{}}
 }
 
-// note records the references of a written object. Claims come with the pods that use them.
+// note records references. Claims come with their pods.
 func (a *along) note(item *manifest.Item) {
 	if item.Namespace == "" {
 		return
 	}
 	a.written.Insert(manifest.Reference{APIGroup: item.APIGroup, KindName: item.KindName, Namespace: item.Namespace, Name: item.Name})
 	for _, r := range item.References {
-		others := item.KindName == "RoleBinding" && r.KindName == "ServiceAccount" // a binding may serve more accounts
+		others := item.KindName == "RoleBinding" && r.KindName == "ServiceAccount" // may serve more accounts
 		everywhere := r.KindName == "ConfigMap" && r.Name == "kube-root-ca.crt"    // exists in each namespace
 		if r.Namespace != item.Namespace || others || everywhere || r.APIGroup == "" && (r.KindName == "PersistentVolumeClaim" || r.KindName == "Pod") {
 			continue
@@ -72,7 +72,6 @@ func (s *sink) hasAlong(r manifest.Reference) bool {
 	return s.along.written.Has(r)
 }
 
-// readAlong reads these objects, and the bindings of their accounts, until nothing new is named.
 func (c *collector) readAlong(ctx context.Context) error {
 	if c.sink.along == nil {
 		return nil

@@ -21,44 +21,41 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxPending bounds the pods in one note of pending hooks, which is a write of a record.
+// maxPending bounds the pods in one note of pending hooks, a write of a record.
 const maxPending = 100
 
-// maxHeldBytes bounds the stored size of pods and claims that are written after hooks, since users
-// annotate pods. Memory is about twice as much.
+// maxHeldBytes bounds the stored pods and claims that wait for hooks, as users annotate pods. Memory is
+// about twice as much.
 var maxHeldBytes = 32 << 20
 
-// readAgainTimeout bounds the second read of a block's pods and claims: they may be frozen.
+// readAgainTimeout bounds the second read of a block, which may be frozen.
 var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
 
-// heldPod is a pod that is kept until all pods are known: it has volumes or hooks, or comes after
-// such pods.
+// heldPod is kept until all pods are known: it has volumes or hooks, or comes after such pods.
 type heldPod struct {
 	ref        enginev1alpha1.PodReference
 	node       string
 	notRunning string
 	volumes    []heldVolume
-	// claims are all claims of the pod, also those without access.
+	// claims includes claims without access.
 	claims    []string
 	pre, post []hook
 	ran       bool
-	// began is when its pre hooks began.
 	began     time.Time
 	unwritten *object
-	// belongings are its claims and persistent volumes, kept since its pre hooks may change them.
+	// belongings are its claims and persistent volumes, which pre hooks may change.
 	belongings []*object
 }
 
-// heldVolume is a volume of a pod. If it is cut, the data is read from a snapshot of the claim.
 type heldVolume struct {
 	name, claim string
 	cut         bool
 }
 
-// block is a set of pods that share claims or that the spec orders. The hooks of all run around the
-// data of each.
+// block has pods that share claims or that the spec orders. All their hooks run around the data of
+// each.
 type block []*heldPod
 
 func (b block) hooked() bool {
@@ -80,7 +77,6 @@ func (b block) waiting() []enginev1alpha1.PodReference {
 	return pods
 }
 
-// read returns how the block's data is read.
 func (b block) read() string {
 	read := ReadNone
 	for _, pod := range b {
@@ -128,9 +124,8 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	return held
 }
 
-// comesLater reports whether a pod is written after hooks: its own, or hooks of a pod ordered
-// before it. Hooks of other pods that share a claim don't count: they are known only when all pods
-// are, and until then all pods with claims would be in memory.
+// comesLater reports whether a pod is written after its own hooks, or hooks of a pod ordered before it.
+// Hooks of pods that share claims don't count: all pods with claims would be in memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
 	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
 	later := len(pod.pre) > 0 || ordered && p.behind
@@ -138,7 +133,7 @@ func (p *podVolumes) comesLater(pod *heldPod) bool {
 	return later
 }
 
-// holdBack keeps a pod that comes later, unless too much is kept: then the caller writes it now.
+// holdBack keeps a pod that comes later. If too much is kept, the caller writes it now.
 func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bool, error) {
 	if !p.comesLater(pod) {
 		return false, nil
@@ -158,7 +153,7 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 }
 
 func (p *podVolumes) blocks() []block {
-	// Union-find: each pod points to one before it in its block, or to itself.
+	// A union-find: each pod points to an earlier one of its block, or itself.
 	before := make([]int, len(p.held))
 	first := func(i int) int {
 		for before[i] != i {
@@ -203,9 +198,8 @@ func (p *podVolumes) blocks() []block {
 	return blocks
 }
 
-// takeBlocks hands over the volumes of pods without hooks. The returned rest takes the blocks with
-// hooks, beside all other reading. On a node where a post hook waits for the agent, volumes without
-// hooks come later.
+// takeBlocks hands over volumes of pods without hooks. rest takes the other blocks, during other
+// reading. On a node where a post hook waits for the agent, volumes without hooks come later.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	if err := p.releaseIndex(); err != nil {
 		return nil, err
@@ -254,8 +248,8 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. If all
-// succeeded, it clears the note of pending post hooks: a later process would take pods for frozen.
+// takeAllHooked takes blocks with hooks in portions, first those that wait for volumes. On success it
+// clears the note of post hooks: a later process would take pods for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
@@ -285,8 +279,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		portion := hooked[:n:n]
 		hooked = hooked[n:]
 		if len(pending) > 0 {
-			// The note precedes any hook, so that another process runs the post hooks if this one
-			// dies.
+			// The note precedes any hook: if this process dies, another one runs the post hooks.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
 				hooked = append(hooked, portion...)
@@ -306,8 +299,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	return ctx.Err()
 }
 
-// dropForbidden drops the hooks that may not run. It precedes the note of post hooks: a process
-// that finds the note reviews no right.
+// dropForbidden drops forbidden hooks before the note: a process that finds the note reviews no right.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
 		if len(pod.pre)+len(pod.post) == 0 {
@@ -343,8 +335,8 @@ func (p *podVolumes) drop(pod *heldPod, why error) {
 	pod.pre, pod.post = nil, nil
 }
 
-// takeHooked takes blocks with hooks in parallel; of those that wait for a node's volumes, one at a
-// time.
+// takeHooked takes blocks with hooks in parallel, but one at a time of those that wait for a node's
+// volumes.
 func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	group, ctx := errgroup.WithContext(ctx)
 	left, frozen := slices.Clone(blocks), sets.New[string]()
@@ -367,8 +359,8 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// next returns the index of the first block that may be taken now, or -1. A block waits while
-// frozen pods, or blocks before it, wait for its nodes.
+// next returns the index of the first block that may be taken, or -1. Frozen pods and earlier blocks
+// that wait for its nodes delay a block.
 func next(left []block, frozen sets.Set[string]) int {
 	frozen = frozen.Clone()
 	for i, block := range left {
@@ -383,8 +375,7 @@ func next(left []block, frozen sets.Set[string]) int {
 	return -1
 }
 
-// take takes one block. The held objects are written after the post hooks, so that a slow store
-// keeps no pod frozen.
+// take writes the held objects last, so that a slow store keeps no pod frozen.
 func (p *podVolumes) take(ctx context.Context, block block) error {
 	if err := p.takeBetweenHooks(ctx, block); err != nil {
 		return err
@@ -392,8 +383,8 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 	return p.writeLater(block)
 }
 
-// takeBetweenHooks runs a block's pre hooks, reads its pods again, hands over its volumes and runs
-// the post hooks. These always run once a pre hook may have run.
+// takeBetweenHooks hands a block's volumes over between its hooks. Post hooks always run once a pre
+// hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -414,7 +405,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.refuse(pod, "its hooks failed")
 		}
 	}
-	submitted := p.handOver(ctx, block) // before the reading, so that the agents work meanwhile
+	submitted := p.handOver(ctx, block) // agents work meanwhile
 	if err := p.readBlockAgain(ctx, block); err != nil {
 		return err
 	}
@@ -425,7 +416,6 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	return ctx.Err()
 }
 
-// readBlockAgain reads a block's pods and their objects, as the pre hooks have left them.
 func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	if p.planned != nil {
 		return nil
@@ -440,8 +430,8 @@ func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	return p.readBelongingsAgain(ctx, block)
 }
 
-// readAgain reads a pod again after its pre hooks, by a list, since get is another right. If it is
-// missing or excluded by then, the backup has the earlier object.
+// readAgain reads a pod after its pre hooks, by a list, since get is another right. A missing or newly
+// excluded pod stays as it was.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	var again *object
@@ -526,8 +516,7 @@ func (p *podVolumes) writeLater(block block) error {
 	return err
 }
 
-// goesOn reports whether the volumes are read although hooks may not run: no hook is required to
-// succeed.
+// goesOn reports whether volumes are read if hooks may not run: none is required.
 func (pod *heldPod) goesOn() bool {
 	for _, hook := range append(pod.pre[:len(pod.pre):len(pod.pre)], pod.post...) {
 		if !hook.goOn {
@@ -541,7 +530,7 @@ func timedHooks(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, maxHookTimeout, fmt.Errorf("it and those before it, of pods that share claims, did not end within %s", maxHookTimeout))
 }
 
-// runPostHooks gives the hooks lastHooksTimeout from the end of ctx on.
+// runPostHooks continues for lastHooksTimeout after the end of ctx.
 func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	detached, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
@@ -571,7 +560,6 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
-			// Another pod of the block may want the data, if this one does not.
 			of.refused = true
 			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true

@@ -21,45 +21,35 @@ import (
 type claim struct {
 	uid    types.UID
 	labels map[string]string
-	// volume is the bound persistent volume, or ""; named is the volume that an unbound claim
-	// names.
+	// volume is the bound persistent volume, or ""; named is an unbound claim's volumeName.
 	volume, named string
-	// unusable says why the data can't be backed up, or is empty. The user is warned unless that is
-	// their own wish.
+	// unusable says why the data can't be backed up, or is "". If known, the user is not warned.
 	unusable string
 	known    bool
-	// action is the decision of the volume policies; asked has their inputs until they have
-	// decided.
+	// action is the volume policies' decision; asked has their inputs until then.
 	action action
 	asked  *claimTraits
-	// skipped says why one pod gives no access to the data; another pod still may. excluded is true if
-	// a pod's annotation of ours leaves it out.
+	// skipped says why one pod gives no access; another may. excluded: a pod's annotation of ours
+	// leaves it out.
 	skipped  string
 	excluded bool
-	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
+	// taken: handed over. mounted: a pod of the backup uses the claim.
 	taken, mounted bool
-	// missed is true once the user was told that the data is missing. lost is true if the handover
-	// failed.
+	// missed: the user knows that data is missing. lost: the handover failed.
 	missed, lost bool
-	// block is true for a block device, scratch for the claim of a generic ephemeral volume.
+	// block is a block device, scratch a generic ephemeral volume's claim.
 	block, scratch bool
-	// classes are the VolumeSnapshotClasses that users have named for it.
-	classes snapshots.Wishes
-	// moveData is the volume policy's choice, or nil.
-	moveData *bool
-	// keepLocal is how many of its snapshots a volume policy keeps beside their moved data.
-	keepLocal int32
-	// snapshot is set if the data is read from a snapshot.
-	snapshot *format.SnapshotSource
-	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
-	noSnapshot string
-	// snapshotFailed is true once the user was told, by an error, why no snapshot can be made.
+	classes        snapshots.Wishes
+	moveData       *bool
+	keepLocal      int32
+	snapshot       *format.SnapshotSource
+	// noSnapshot says why no wanted snapshot is made. Files may be read.
+	noSnapshot     string
 	snapshotFailed bool
-	// refused is true once a hook has failed: then no pod gives access.
+	// refused: a hook failed, so no pod gives access.
 	refused bool
 	others  []access
-	// notYet are findings about pods that do not run, held back because another pod may give
-	// access.
+	// notYet are findings about pods that do not run: another pod may give access.
 	notYet []pendingWarning
 }
 
@@ -69,8 +59,7 @@ type pendingWarning struct {
 }
 
 type persistentVolume struct {
-	hostPath string
-	// driver and handle are a CSI volume's.
+	hostPath       string
 	driver, handle string
 	storageClass   string
 	bound          types.NamespacedName
@@ -125,8 +114,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume returns a persistent volume by name, or nil if it can't be read. Unless the
-// backup excludes it, it is added with the reason.
+// persistentVolume returns a persistent volume, or nil if unreadable, and adds it with the reason
+// unless excluded.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -156,7 +145,6 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 	return p.hold(r, h, raw, reason)
 }
 
-// visitClaim takes a claim. Its persistent volume is added when all claims are read.
 func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
@@ -183,7 +171,7 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			delete(missing, h.Metadata.Name) // a list may bring it twice
+			delete(missing, h.Metadata.Name) // a list may repeat it
 			return p.takePersistentVolume(r, h, raw, reason)
 		})
 		if err != nil {
@@ -202,8 +190,8 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that an unbound claim names, if the volume is reserved for
-// that claim. Otherwise it may be another tenant's.
+// takeNamed takes the persistent volume that an unbound claim names, but only if reserved for it:
+// others may be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -245,15 +233,15 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 		}
 	}
 	if err := p.takeClaims(ctx, r, missing, optional, func(key types.NamespacedName, h *head) bool {
-		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // the volume refers to a claim by its uid
+		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // the volume refers to its claim by uid
 	}); err != nil {
 		return err
 	}
 	return p.settleClaims(ctx)
 }
 
-// takeClaims takes claims, each with a reason, unless accept refuses them. Missing ones stay in
-// missing; the user is told of expected and unreadable ones.
+// takeClaims takes claims, each with a reason, unless accept refuses. Missing ones stay in missing;
+// expected and unreadable ones become findings.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {
 		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
@@ -264,7 +252,7 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 		delete(missing, key)
 		return p.takeClaim(r, key, h, raw, why)
 	}
-	answered := sets.New[string]() // namespaces whose claims are all known; "" is all
+	answered := sets.New[string]() // whose claims are all known; "" is all
 	if len(missing) > manyGets {
 		var err error
 		if answered, err = p.searchClaims(ctx, r, missing, take); err != nil {
@@ -371,8 +359,6 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.volume = object.Spec.VolumeName
 }
 
-// settle reads the claim's persistent volume, adds it to the backup, and asks the volume policies
-// about both.
 func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	volume := &persistentVolume{}

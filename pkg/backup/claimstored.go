@@ -17,14 +17,14 @@ var bindingAnnotations = []string{
 	"volume.kubernetes.io/selected-node",
 }
 
-// staleLabels are labels that an earlier restore or backup of Velero left on a claim.
+// staleLabels are from an earlier restore or backup of Velero.
 var staleLabels = []string{"velero.io/restore-name", "velero.io/backup-name", "velero.io/volume-snapshot-name"}
 
 // veleroPrefix begins the labels by which Velero's restore finds a volume.
 const veleroPrefix = "velero.io/"
 
-// storedClaim returns a claim as it is stored: without its source and binding, which hold only in
-// this cluster, as Velero. The removed fields are kept in the head.
+// storedClaim returns a claim without source and binding, which hold only in this cluster, as Velero.
+// h.original keeps the removed fields.
 func storedClaim(h *head, raw []byte) ([]byte, error) {
 	var object map[string]any
 	if err := decode(raw, &object); err != nil {

@@ -23,8 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// maxNamespaceLists is the number of selected namespaces up to which each is listed by itself. With
-// more, one list of the cluster is filtered here.
+// maxNamespaceLists bounds the lists by namespace. For more, one list of the cluster is filtered.
 const maxNamespaceLists = 10
 
 type collector struct {
@@ -49,25 +48,24 @@ type collector struct {
 	log      *logbook
 	progress *Progress
 
-	// own are Holdfast's namespaces. Their Secrets are in no backup.
+	// own are Holdfast's namespaces, whose Secrets are in no backup.
 	own sets.Set[string]
-	// readNamespaces sets these: existing has all namespaces with their uids, labelled those
-	// excluded by label, chosen those that are read, listed those to list; "" is all.
+	// readNamespaces sets these. existing has all namespaces with uids, labelled the ones excluded by label.
+	// chosen has the ones to read, listed the ones to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
 	listed   []string
 	partly   bool
-	// leaving are claims whose data was requested through pods that are being deleted.
+	// leaving are claims requested through terminating pods.
 	leaving []leavingVolume
-	// ofLabelled has the claims of pods that are excluded by label, each with such a pod.
+	// ofLabelled maps claims to pods excluded by label.
 	ofLabelled map[types.NamespacedName]string
 	services   services
 	planned    *planned
 }
 
-// secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces, which would
-// open the store. The namespace decides, so no label or name can mislead it.
+// secretsLeftOut depends on the namespace, so no label or name can mislead it.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
 func ownNamespaces(system string) sets.Set[string] {
@@ -77,8 +75,7 @@ func ownNamespaces(system string) sets.Set[string] {
 // visit takes an object. Its error ends the backup.
 type visit func(ctx context.Context, r resource, h *head, raw []byte) error
 
-// collect reads everything. It fails only for the backup as a whole; a failed resource or object is
-// a finding.
+// collect reads everything. A failed resource or object is a finding; an error is for the whole backup.
 func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNamespaces(ctx); err != nil {
 		return nil, err
@@ -157,9 +154,9 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	return volumes, volumes.writeKept(ctx)
 }
 
-// readNamespaces decides which namespaces are read, and takes those selected by name. With label
-// selectors in a backup of all namespaces, a namespace is taken if it matches, or with an object in
-// it, as in Velero.
+// readNamespaces decides which namespaces are read, and takes the ones selected by name. With label
+// selectors in a backup of all namespaces, it takes one that matches, or has a matching object, as
+// Velero.
 func (c *collector) readNamespaces(ctx context.Context) error {
 	r, found := c.discovered.find(namespacesResource)
 	if !found {
@@ -241,8 +238,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// namespaceLists returns the lists for the backup's namespaces: one for each if they are few and
-// named, so that a small backup is cheap in a large cluster.
+// namespaceLists returns a list for each of a few named namespaces: small backups are cheap in large
+// clusters.
 func (c *collector) namespaceLists(r resource) []query {
 	names := c.namespaces.Explicit()
 	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
@@ -308,9 +305,8 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 	return nil
 }
 
-// mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace.
-// At most half of all namespaces are chosen, and at least twice as many pages as chosen namespaces
-// remain.
+// mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace. At
+// most half of all are chosen then, and at least twice as many pages remain.
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {
@@ -319,7 +315,7 @@ func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
-// told turns a list's error into a finding. It fails only for the backup as a whole.
+// told turns a list's error into a finding, unless it is for the whole backup.
 func (c *collector) told(ctx context.Context, q query, err error) error {
 	about := subject{q.resource.GroupResource(), q.namespace, q.name}
 	var fatal visitError
@@ -337,7 +333,7 @@ func (c *collector) told(ctx context.Context, q query, err error) error {
 	return nil
 }
 
-// lacks records that wanted objects are missing. They count as one object found.
+// lacks counts missing objects as one found.
 func (c *collector) lacks(about subject, text string) {
 	if ownGroups.Has(about.resource.Group) {
 		// A broken API server of Holdfast must not fail every backup.
@@ -408,8 +404,8 @@ func (c *collector) leaveOut(about subject, why string) {
 	c.planned.leaveOut(about, why)
 }
 
-// inScope reports whether the objects of a namespace are read. If the list of namespaces broke off,
-// an unlisted one is out of scope: it may have the excluding label.
+// inScope reports whether a namespace is read. If the list of namespaces broke off, unlisted ones are
+// not: they may have the excluding label.
 func (c *collector) inScope(namespace string) bool {
 	_, exists := c.existing[namespace]
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
@@ -430,20 +426,16 @@ type batch struct {
 	stored  []byte
 }
 
-// Similar objects compress better next to each other. A batch is several times the window of the
-// compressor.
+// Similar objects compress better side by side. A batch is several times the compressor's window.
 const (
 	batchBytes   = 128 << 10
 	batchObjects = pageSize
-	// fewBytes bounds a batch that waits until all resources are read, to be written in their
-	// order.
+	// fewBytes bounds a batch that waits for all resources, to be written in order.
 	fewBytes = 32 << 10
 )
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
-// readTogether lists the selected objects of one resource, in parallel with other resources, and
-// writes them in batches.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -514,8 +506,6 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 	return true
 }
 
-// readDefinitions takes the definitions of all custom resources in the backup, which a restore
-// elsewhere needs.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
@@ -586,8 +576,8 @@ const (
 
 const notThere = "another object refers to it, but it does not exist"
 
-// fetch reads a referenced object. It returns nil, with a finding, if it can't be read; the error
-// is for the backup as a whole.
+// fetch reads a referenced object. An unreadable one is nil, with a finding; an error is for the whole
+// backup.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {
@@ -596,7 +586,6 @@ func (c *collector) fetch(ctx context.Context, r resource, namespace, name strin
 	return h, raw, err
 }
 
-// get is fetch, but reports a missing object in place of a finding.
 func (c *collector) get(ctx context.Context, r resource, namespace, name string) (h *head, raw []byte, exists bool, err error) {
 	about := subject{r.GroupResource(), namespace, name}
 	raw, err = c.lister.get(ctx, r, namespace, name)

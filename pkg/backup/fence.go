@@ -20,17 +20,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNameTaken says that another backup has the name in the store.
+// ErrNameTaken reports another backup of this name in the store.
 var ErrNameTaken = errors.New("another backup has this name in the store")
 
-// ErrTakenOver says that a later attempt makes the backup.
+// ErrTakenOver reports that a later attempt makes the backup.
 var ErrTakenOver = errors.New("another process has taken over the backup")
 
 var errInTheWay = errors.New("holds what this process has not written")
 
 const maxInTheWay = 5
 
-// ErrUnreadable says that the backup of this name can't be identified.
+// ErrUnreadable reports a backup that can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
@@ -47,8 +47,8 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	return e.stored(ctx)
 }
 
-// takeFolder creates the folder's owner, and reports whether there was none. It fails with
-// ErrNameTaken for another owner.
+// takeFolder creates the folder's owner, and reports whether it was first. Another owner is
+// ErrNameTaken.
 func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
 	if err != nil {
@@ -77,8 +77,7 @@ func (e *execution) owns(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the outcome of an ended backup. It fails with ErrNameTaken if the stored backup
-// has another uid.
+// stored returns an ended backup's outcome. Another uid is ErrNameTaken.
 func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	found, err := e.metadata(ctx)
 	if err != nil {
@@ -128,8 +127,8 @@ func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	return e.folder.Remove(ctx, e.Remover, object)
 }
 
-// mayRemove fails if an object listed before may belong to another backup or a later attempt. A
-// later attempt revokes this one before it writes anything, and this one stores its own copy last.
+// mayRemove fails if an object listed before may be another backup's or a later attempt's:
+// docs/design/fences.md.
 func (e *execution) mayRemove(ctx context.Context) error {
 	if err := e.owns(ctx); err != nil {
 		return err
@@ -148,8 +147,7 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created returns the error of a conditional write; nil if the existing object has the same
-// content: an answer was lost.
+// created returns a conditional write's error; nil for equal content: an answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -194,8 +192,8 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// takeOver revokes the earlier attempts, and removes their objects, unless they have read all. If the copy of one's metadata
-// exists, that attempt has decided the outcome.
+// takeOver revokes earlier attempts, and removes their objects unless they have read all. An attempt
+// with a copy of the metadata has decided the outcome.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
 		decided, err := e.revoke(ctx, attempt)
@@ -209,7 +207,7 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 		if err != nil && !errors.Is(err, store.ErrExists) {
 			return Outcome{Status: e.status(err)}, err
 		}
-		// It may have been killed while it wrote the metadata. The backup is stored.
+		// The attempt may have died while it wrote the metadata.
 		if err := e.removeUnfinished(ctx); err != nil {
 			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
 		}
@@ -227,8 +225,8 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	return Outcome{}, nil
 }
 
-// revoke creates a revocation in place of an attempt's copy of the metadata, or returns that copy
-// if it exists. It fails with ErrNameTaken if another object is there.
+// revoke creates a revocation in place of an attempt's copy of the metadata, or returns that copy.
+// Another object is ErrNameTaken.
 func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, err error) {
 	key := format.AttemptKey(e.storeName, attempt)
 	revocation, err := format.EncodeRevocation(e.storeName, e.request.Backup.UID)
@@ -260,8 +258,8 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	return decided, nil
 }
 
-// removeUnfinished removes the unfinished uploads of dead writers. It precedes this attempt's
-// writes, except of metadata that was found decided.
+// removeUnfinished removes dead writers' unfinished uploads. It precedes this attempt's writes, except
+// of decided metadata.
 func (e *execution) removeUnfinished(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -280,9 +278,9 @@ func (e *execution) removeUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// removeEarlier removes the objects of earlier attempts, which can't be published any more. It
-// lists the folder before it checks the owner, so each listed object was written while the folder
-// was this backup's. A paused attempt that still writes can at worst make this one fail.
+// removeEarlier removes earlier attempts' objects. It lists before it checks the owner, so each object
+// was written while the folder was this backup's. An attempt that still writes can at worst make this
+// one fail.
 func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	if e.request.Attempt <= 1 {
 		return nil
@@ -307,8 +305,8 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	return nil
 }
 
-// commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides
-// that. The copy also keeps the backup when Velero replaces the metadata.
+// commit ends the backup, unless a later attempt has taken over, as the copy of the metadata decides.
+// It also keeps the backup when Velero replaces the metadata.
 func (e *execution) commit(ctx context.Context, status v1alpha1.BackupStatus) (v1alpha1.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
@@ -334,8 +332,8 @@ func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
 }
 
-// storeMetadata creates the metadata, and returns the status in the store. Existing metadata of
-// this backup stays: an answer was lost, or another process has ended the backup.
+// storeMetadata creates the metadata, and returns the stored status. This backup's existing metadata
+// stays: an answer was lost, or another process ended it.
 func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
@@ -352,10 +350,10 @@ func restorable(phase v1alpha1.BackupPhase) bool {
 	return phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-// Abandon ends a backup that no process executes any more as Failed or Cancelled, with a reason, or
-// returns the outcome if it has ended. Then it removes the objects that the backup does not need.
-// Any process may repeat it, also while the executor still writes. Of the dependencies it needs
-// store and clock. The error is one of Run's, or says that objects remain.
+// Abandon ends a backup without an executor as Failed or Cancelled, with a reason, or returns the
+// outcome if it has ended. Then it removes unneeded objects. Any process may repeat it, also while the
+// executor writes. It needs only store and clock. The error is one of Run's, or says that objects
+// remain.
 func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.abandon(ctx, phase, reason)
@@ -400,8 +398,8 @@ func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, rea
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
-// clean removes a failed backup's objects, except the metadata and the objects that it names, which
-// it returns. It lists the folder before it checks the owner, as removeEarlier.
+// clean removes a failed backup's objects, except the metadata and the returned objects that it names.
+// It lists first, as removeEarlier.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
@@ -434,8 +432,8 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Co
 	return contents, nil
 }
 
-// Release gives up the folder of a backup whose name a backup without an owner object has. Of the
-// dependencies it needs store and clock.
+// Release gives up a folder whose name a backup without an owner object has. It needs only store and
+// clock.
 func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
 	return newExecution(ctx, request, deps).release(ctx, remover)
 }
@@ -454,8 +452,8 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 	return e.folder.Remove(ctx, remover, owner)
 }
 
-// Find returns a stored backup. The outcome is empty if it is not stored, or another backup has its
-// name; an error says that this is unknown. Of the dependencies it needs store and clock.
+// Find returns a stored backup; an empty outcome if missing, or if another backup has its name. An
+// error says that this is unknown. It needs only store and clock.
 func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	outcome, err := newExecution(ctx, request, deps).stored(ctx)
 	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {
@@ -472,7 +470,6 @@ func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	return format.Mark(content.Bytes(), e.mark()), nil
 }
 
-// mark makes this attempt's objects differ from all others: see format.Mark.
 func (e *execution) mark() types.UID {
 	if e.request.Attempt <= 1 {
 		return e.request.Backup.UID

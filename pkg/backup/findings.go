@@ -17,11 +17,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTexts bounds the texts of each kind in the results. Further ones are counted, and are in the
-// log.
+// maxTexts bounds the results' texts of each kind. More are counted and logged.
 const maxTexts = 10_000
 
-// maxText bounds one text, which may repeat other programs' output.
+// maxText bounds a text, which may repeat other programs' output.
 const maxText = 2 << 10
 
 type subject struct {
@@ -41,8 +40,8 @@ func (s subject) String() string {
 	return text
 }
 
-// toldIn returns the namespace whose readers may see findings about the subject, for a backup in
-// home: of that namespace, or of the backup itself.
+// toldIn returns the namespace whose readers may see findings about the subject: its own, or home for
+// the backup itself.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == namespacesResource && s.name == home {
 		return home
@@ -73,14 +72,12 @@ type findings struct {
 	format.FoundSoFar
 }
 
-// soFar returns a copy that later findings don't change.
 func (f *findings) soFar() format.FoundSoFar {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.FoundSoFar
 }
 
-// adopt goes on with the findings of an earlier attempt. Its own come after them.
 func (f *findings) adopt(earlier format.FoundSoFar) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -23,7 +23,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// stillMoving returns the volumes whose snapshots are cut, and whose data is not moved yet.
 func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	for _, volume := range volumes {
 		if volume.Snapshot != nil && !volume.Status.Phase.Done() {
@@ -35,8 +34,8 @@ func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	return moving, ended
 }
 
-// handOver stores all that is read, so that a later attempt needs nothing of the cluster. Then the
-// backup's slot and namespaces are free. If that can't be noted, this attempt keeps them.
+// handOver stores all that is read: docs/design/snapshots.md, "Two phases". Slot and namespaces are
+// free then, unless that can't be noted.
 func (e *execution) handOver(ctx context.Context) error {
 	if err := e.storeRead(ctx); err != nil {
 		return err
@@ -71,7 +70,6 @@ func (e *execution) handOver(ctx context.Context) error {
 	return nil
 }
 
-// move waits until the data of cut volumes is moved. They have been submitted.
 func (e *execution) move(ctx context.Context, moving []*format.Volume) error {
 	err := e.Volumes.Wait(ctx, moving)
 	if ctx.Err() != nil {
@@ -84,7 +82,6 @@ func (e *execution) move(ctx context.Context, moving []*format.Volume) error {
 	return nil
 }
 
-// goOn moves the data of a backup that an earlier attempt has read.
 func (e *execution) goOn(ctx context.Context) error {
 	handover, err := e.readHandover(ctx)
 	if ctx.Err() != nil {
@@ -113,7 +110,7 @@ func (e *execution) goOn(ctx context.Context) error {
 	return e.move(ctx, moving)
 }
 
-// readHandover waits for a store that does not answer: what was read and moved for hours is in it.
+// readHandover waits while the store does not answer: hours of work are in it.
 func (e *execution) readHandover(ctx context.Context) (handover *format.Handover, err error) {
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Cap: time.Minute, Steps: math.MaxInt32}
 	for {
@@ -127,8 +124,7 @@ func (e *execution) readHandover(ctx context.Context) (handover *format.Handover
 	}
 }
 
-// dropHandover removes the handover of a backup that has ended. If that fails, it stays until the backup
-// is deleted.
+// dropHandover removes an ended backup's handover, or leaves it until the backup is deleted.
 func (e *execution) dropHandover(ctx context.Context) {
 	key := format.HandoverKey(e.storeName)
 	object, err := e.Store.Attributes(ctx, key)

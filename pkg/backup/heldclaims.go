@@ -18,17 +18,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxIndexBytes bounds the stored size of claims and persistent volumes that are kept until all
-// pods are known. Memory is about twice as much.
+// maxIndexBytes bounds the stored claims and persistent volumes kept until all pods are known. Memory
+// is about twice as much.
 var maxIndexBytes = 16 << 20
 
-// listAgainTimeout is the part of readAgainTimeout for lists. The rest suffices to read the others
-// one by one.
+// listAgainTimeout leaves time for single reads.
 var listAgainTimeout = readAgainTimeout / 2
 
 const (
-	// manyFrozenGets is the number of persistent volumes from which on a list is used while pods
-	// may be frozen.
+	// manyFrozenGets is the least number of persistent volumes for which a list is used while pods may
+	// be frozen.
 	manyFrozenGets = 100
 	frozenGets     = 4
 )
@@ -48,8 +47,8 @@ func (o *object) size() int { return len(o.stored) + len(o.item.Original) }
 
 func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
 
-// hold keeps a claim or a persistent volume until it is known whether its pod has pre hooks. If the
-// spec orders it or too much is kept, it writes the object now.
+// hold keeps a claim or persistent volume until it is known whether its pod has pre hooks. If the spec
+// orders it or too much is kept, it writes it now.
 func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error {
 	if slices.Contains(p.order[r.GroupResource()], itemName(h.Metadata.Namespace, h.Metadata.Name)) {
 		return p.add(r, h, raw, reason)
@@ -68,8 +67,8 @@ func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error 
 	return nil
 }
 
-// releaseIndex runs when all pods are known. It leaves the objects of pods with pre hooks to these,
-// and writes the rest.
+// releaseIndex runs once all pods are known. It moves objects of pods with pre hooks to them, and
+// writes the rest.
 func (p *podVolumes) releaseIndex() error {
 	of := map[heldKey]*heldPod{}
 	for _, pod := range p.held {
@@ -105,8 +104,8 @@ func (p *podVolumes) releaseIndex() error {
 	return p.write(&now)
 }
 
-// readBelongingsAgain reads the claims and persistent volumes of pods with pre hooks again, claims
-// first. If that fails, the backup has the earlier ones.
+// readBelongingsAgain reads claims and persistent volumes of pods with pre hooks, claims first. On
+// failure the earlier ones stay.
 func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) error {
 	lists := map[query]map[string]**object{}
 	for _, pod := range block {
@@ -181,7 +180,7 @@ func (p *podVolumes) readBelongingAgain(ctx context.Context, q query, name strin
 	}
 }
 
-// replace takes the object that was read again, unless it has another uid or would be left out now.
+// replace takes the new object, unless it has another uid or would be left out.
 func (p *podVolumes) replace(at **object, h *head, raw []byte) {
 	before := *at
 	about := before.key().subject()

@@ -32,40 +32,38 @@ import (
 
 const (
 	defaultHookTimeout = podhooks.DefaultTimeout
-	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block.
+	// maxHookTimeout bounds a hook, and all pre or post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
-	// maxAnnotatedTimeout bounds the hook of an annotation: users that annotate pods must not hold
-	// a shared worker for hours.
+	// maxAnnotatedTimeout bounds an annotation's hook: annotating users must not hold a shared worker
+	// for hours.
 	maxAnnotatedTimeout = 10 * time.Minute
-	// DefaultHookTime bounds the hooks of one namespace in one backup. Backups of other namespaces
-	// may wait for that long.
+	// DefaultHookTime bounds one namespace's hooks in one backup. Others' backups may wait for that
+	// long.
 	DefaultHookTime  = time.Hour
 	lastHooksWorkers = 16
 )
 
-// lastHooksTimeout bounds a block's post hooks once the backup has stopped, and the post hooks of a
-// dead process.
+// lastHooksTimeout bounds post hooks of a block once the backup has stopped, and of a dead process.
 var lastHooksTimeout = 2 * time.Minute
 
-// hookDomains are the domains of hook annotations. The first with a command counts. Velero's have
-// Velero's meaning.
+// hookDomains are domains of hook annotations. The first with a command counts. Velero's keep their
+// meaning.
 var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
 // Hooks runs commands in pods for one backup.
 type Hooks interface {
-	// Allowed returns nil if the backup's requester may run commands in the pods of a namespace,
-	// and a NotAllowedError if not. Other errors say that the answer is unknown.
+	// Allowed returns nil if the backup's requester may run commands in a namespace's pods, and a
+	// NotAllowedError if not. Other errors say that the answer is unknown.
 	Allowed(ctx context.Context, namespace string) error
-	// Pending durably notes the pods whose hooks may run from now on, and whose post hooks must run
-	// later. It replaces the earlier note. No pods: all hooks have ended.
+	// Pending durably notes, in place of the earlier note, the pods whose hooks may run from now on,
+	// and whose post hooks must run later. No pods: all hooks have ended.
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
-	// Exec runs a command in a container and returns a part of its output. It returns when ctx
-	// ends, even if the command runs on. A podhooks.NotRunError says that the command has certainly
-	// not run and may be retried.
+	// Exec runs a command in a container and returns a part of its output. It returns when ctx ends,
+	// even if the command runs on. A podhooks.NotRunError says that it has not run and may be retried.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
-// NotAllowedError says that a user may not run commands in the pods of a namespace.
+// NotAllowedError says that a user may not run commands in a namespace's pods.
 type NotAllowedError string
 
 func (e NotAllowedError) Error() string { return string(e) }
@@ -93,12 +91,10 @@ type hooks struct {
 	retry    wait.Backoff
 
 	attempted, failed atomic.Int32
-	// most bounds the time of one namespace's hooks. After until only post hooks run; zero is
-	// never.
-	most  time.Duration
-	until time.Time
-	clock clock.PassiveClock
-	// frozen is as in Dependencies; nil is none.
+	// most bounds one namespace's hooks. After until only post hooks run; zero is never.
+	most   time.Duration
+	until  time.Time
+	clock  clock.PassiveClock
 	frozen func(took time.Duration, read string)
 
 	mu        sync.Mutex
@@ -106,7 +102,6 @@ type hooks struct {
 	notThawed []string
 }
 
-// parseHooks prepares the hooks of a validated spec. idle lists its words that match nothing.
 func parseHooks(spec *v1alpha1.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
@@ -192,7 +187,7 @@ func newHook(pod *corev1.Pod, h hook) hook {
 	return h
 }
 
-// allowed returns nil if the hooks of a namespace may run, else the reason. asked caches answers.
+// allowed returns nil if a namespace's hooks may run, else why not. asked caches answers.
 func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]error) error {
 	err, known := asked[namespace]
 	if !known {
@@ -202,8 +197,8 @@ func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]
 	return err
 }
 
-// run runs hooks of one pod, and reports whether all required ones succeeded. Pre hooks stop at the
-// first required failure; each post hook is tried.
+// run reports whether all required hooks of one pod succeeded. Pre hooks stop at the first required
+// failure; each post hook is tried.
 func (h *hooks) run(ctx context.Context, phase string, pod enginev1alpha1.PodReference, all []hook) bool {
 	ok := true
 	for _, hook := range all {
@@ -229,14 +224,13 @@ func (h *hooks) run(ctx context.Context, phase string, pod enginev1alpha1.PodRef
 	return ok
 }
 
-// How the data is read for which a pod is frozen. Files take longest, so they count beside snapshots.
+// These say how data is read while a pod is frozen. Files take longest, so they count beside snapshots.
 const (
 	ReadFiles     = "files"
 	ReadSnapshots = "snapshots"
 	ReadNone      = "none"
 )
 
-// thawed tells for how long the hooks of a pod have frozen it, if it has both.
 func (h *hooks) thawed(pod *heldPod, read string) {
 	if len(pod.pre) == 0 || len(pod.post) == 0 {
 		return
@@ -286,7 +280,7 @@ func (h *hooks) exec(ctx context.Context, phase string, pod enginev1alpha1.PodRe
 	waiting := waits.For(ctx, pod.Namespace, fmt.Sprintf("a %s hook in pod %s in %s, container %s", phase, pod.Name, pod.Namespace, hook.container))
 	defer waiting.End()
 	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
-	// A post hook is tried again if the API server could not be reached. A pre hook runs once.
+	// A post hook is retried if the API server was unreachable. A pre hook runs once.
 	for retry := h.retry; (notRun(err) || phase == postHook && unreached(err)) && timed.Err() == nil && sleep(timed, &retry) == nil; {
 		output, err = h.runner.Exec(timed, pod, hook.container, hook.command)
 	}
@@ -302,8 +296,8 @@ func (h *hooks) exec(ctx context.Context, phase string, pod enginev1alpha1.PodRe
 	return context.Cause(ctx)
 }
 
-// left returns the time that a hook may take, and why it is less than its timeout. Post hooks have
-// at least lastHooksTimeout.
+// left returns the time for a hook, and why it is less than its timeout. Post hooks have at least
+// lastHooksTimeout.
 func (h *hooks) left(phase, namespace string, timeout time.Duration) (most time.Duration, why string) {
 	h.mu.Lock()
 	spent := h.spent[namespace]
@@ -340,7 +334,7 @@ func notRun(err error) bool {
 	return is
 }
 
-// unreached reports whether a command may not have run since the connection failed.
+// unreached reports a failed connection: the command may not have run.
 func unreached(err error) bool {
 	_, ended := errors.AsType[exec.ExitError](err)
 	return err != nil && !ended && passing(err)
@@ -362,12 +356,12 @@ func (h *hooks) failedPostHooks() string {
 	return told(h.notThawed)
 }
 
-// PostHooks is the result of the post hooks that another process left pending.
+// PostHooks is the result of another process's pending post hooks.
 type PostHooks struct {
 	Log []byte
-	// Status counts them on top of the Backup's earlier status; nil is none.
+	// Status adds them to the Backup's earlier status; nil is none.
 	Status *v1alpha1.HookStatus
-	// Failed lists the failures in one line, with any onError; empty if there are none.
+	// Failed lists failures in one line, with any onError, or is "".
 	Failed string
 }
 
@@ -383,16 +377,15 @@ func (e *execution) newHooks(rules []hookRule) *hooks {
 	return h
 }
 
-// tellPostHooks warns of post hooks that failed before this attempt. This is no error, since this
-// attempt runs them again.
+// tellPostHooks warns of post hooks that failed before; this attempt runs them again.
 func (e *execution) tellPostHooks() {
 	if failed := e.request.PostHooks.Failed; failed != "" {
 		e.findings.warn(subject{}, "since the process that executed the backup was gone, its post hooks were run, and of these failed: "+failed)
 	}
 }
 
-// RunPostHooks runs the post hooks that another process left pending. Of the dependencies it needs
-// Client, Hooks and Clock. It continues from an earlier call's result in the request.
+// RunPostHooks runs post hooks that another process left pending. It needs only Client, Hooks and
+// Clock, and continues from an earlier call's result in the request.
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []enginev1alpha1.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
@@ -430,7 +423,7 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 	return PostHooks{e.log.close(), h.counts(), h.failedPostHooks()}
 }
 
-// pod reads a pod by a list, since get is another right; nil if it is missing.
+// pod reads a pod by a list, since get is another right; nil if missing.
 func (l *lister) pod(ctx context.Context, ref enginev1alpha1.PodReference) (*corev1.Pod, error) {
 	r := resource{GroupVersionResource: corev1.SchemeGroupVersion.WithResource(podsResource.Resource)}
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name).String()

@@ -17,11 +17,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// Velero restores a claim from a snapshot if the claim names a VolumeSnapshot among the backup's objects.
-// Both it and its content tell of a cut, so a claim whose snapshot is kept is written after that. Holdfast's
-// restores read the list of volumes, and skip both.
+// A claim whose snapshot is kept names it for Velero's restore, and is written after the cut:
+// docs/design/snapshots.md, "For Velero". Holdfast's restores read the list of volumes.
 
-// holdKept takes claims whose snapshots are kept out of objects to be written, until writeKept.
+// holdKept keeps back claims whose snapshots are kept, until writeKept.
 func (p *podVolumes) holdKept(objects []*object) (now []*object) {
 	for _, o := range objects {
 		of := p.claims[types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}]
@@ -37,8 +36,8 @@ func (p *podVolumes) holdKept(objects []*object) (now []*object) {
 	return now
 }
 
-// writeKept writes the claims whose snapshots are kept, when these are cut. One that is not cut is
-// written without it: Velero would wait for it for ever.
+// writeKept writes these claims when their snapshots are cut. An uncut one is not named: Velero would
+// wait for ever.
 func (p *podVolumes) writeKept(ctx context.Context) error {
 	if len(p.kept) == 0 {
 		return nil
@@ -51,7 +50,7 @@ func (p *podVolumes) writeKept(ctx context.Context) error {
 			of[types.NamespacedName{Namespace: volume.Pod.Namespace, Name: volume.ClaimName}] = volume
 		}
 	}
-	_ = p.mover.Cut(ctx, kept) // the end of the backup waits for all cuts, and tells of errors
+	_ = p.mover.Cut(ctx, kept) // the backup's end waits for all cuts, and tells of errors
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -77,7 +76,6 @@ var (
 	contentsResource  = schema.GroupResource{Group: snapshots.Version.Group, Resource: snapshots.Contents.Resource}
 )
 
-// withSnapshot returns a claim that names its snapshot, and the snapshot's objects.
 func (p *podVolumes) withSnapshot(o *object, volume *format.Volume) ([]*object, error) {
 	ofSnapshot, served := p.discovered.find(snapshotsResource)
 	ofContent, also := p.discovered.find(contentsResource)
@@ -107,7 +105,7 @@ func (p *podVolumes) withSnapshot(o *object, volume *format.Volume) ([]*object, 
 	return all, nil
 }
 
-// naming returns a claim with the name of its snapshot, which the original does not have.
+// naming returns a claim with its snapshot's name, which the original lacks.
 func naming(o *object, snapshot string) (*object, error) {
 	var claim map[string]any
 	if err := decode(o.stored, &claim); err != nil {

@@ -28,36 +28,36 @@ import (
 var pageBytes int64 = 4 << 20
 
 const (
-	// pageSize bounds the objects of a page. The first page's size follows from earlier lists of
-	// the kind, later ones from the list so far.
+	// pageSize bounds a page's objects. The first page's size follows from earlier lists of the kind,
+	// later ones from this list.
 	pageSize = 500
-	// sampled is the number of seen objects from which on the next page is requested early, and
-	// other lists learn the size.
+	// sampled is the number of objects after which the next page is requested early, and other lists
+	// learn the size.
 	sampled = 50
-	// unknownPage bounds an API server's memory for the first page of an unknown kind: etcd limits
-	// an object to 1.5 MiB. leastPage keeps one list of large objects from making later lists slow.
+	// unknownPage bounds an API server's memory for an unknown kind's first page: etcd limits an object
+	// to 1.5 MiB. leastPage keeps one list of large objects from slowing later ones.
 	unknownPage, leastPage = 100, 20
-	// maxRestarts bounds a list's restarts after its continue token expired without a replacement,
-	// and the expired replacements in a row.
+	// maxRestarts bounds a list's restarts after its continue token expired without a replacement, and
+	// expired replacements in a row.
 	maxRestarts = 3
 	maxIdle     = 1000
 )
 
 var errLargePage = errors.New("the page is too large")
 
-// errMalformed says that the answer is no list. A retry would not help.
+// errMalformed reports an answer that is no list. A retry would not help.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
-// errOthers says that most of a list is not wanted; no object was visited.
+// errOthers reports that most of a list is unwanted; no object was visited.
 var errOthers = errors.New("most of the list is of other namespaces")
 
-// lister reads objects as the server's JSON. It decodes a page while it arrives, with one object in
-// memory at a time.
+// lister reads objects as the server's JSON. It decodes a page while it arrives, one object in memory
+// at a time.
 type lister struct {
 	client rest.Interface
 	retry  wait.Backoff
 	sizes  *PageSizes
-	// metadataOnly reports whether lists of a resource have no more than the metadata. Nil is never.
+	// metadataOnly reports whether lists have only metadata. Nil is never.
 	metadataOnly func(resource) bool
 }
 
@@ -84,25 +84,25 @@ type pageInfo struct {
 }
 
 type visitor struct {
-	// object gets each object's valid JSON, which it must not keep. An object may come twice, when
-	// a page was read again. An error ends the list.
+	// object gets each object's valid JSON, and must not keep it. It may come twice, as after a page
+	// was read again. An error ends the list.
 	object func(raw []byte) error
-	// page is called after each page with the number of objects to come, if the server tells.
+	// page gets after each page the number of objects to come, if the server tells.
 	page func(remaining int64)
-	// tooLong, if set, is asked before the first object whether to stop: remaining objects follow a
-	// page of limit. It isn't asked if the server sends the number at the end. The list then fails
-	// with errOthers.
+	// tooLong, if set, is asked before the first object whether to stop, unless the server sends the
+	// number at the end. The remaining objects follow a page of limit. The list then fails with
+	// errOthers.
 	tooLong func(remaining, limit int64) bool
 }
 
 type reading struct {
 	*lister
 	query
-	// objects and bytes count the list so far, or since a page was given up.
+	// objects and bytes count the list, or since a page was given up.
 	objects, bytes int64
 	whole          int64
 	next           *asked
-	// begins is the first object of the current page, and mark of one page before.
+	// begins is the current page's first object, and mark an earlier page's.
 	begins, mark string
 	pages, idle  uint
 }
@@ -116,8 +116,8 @@ type asked struct {
 	err    error
 }
 
-// limit returns the limit of the next page. If the kind also has large objects, small ones at the
-// beginning say little.
+// limit returns the next page's limit. If the kind has large objects, small ones at the beginning say
+// little.
 func (r *reading) limit(before int64) int64 {
 	if r.isMetadata(r.resource) {
 		return pageSize
@@ -169,9 +169,9 @@ func (a *asked) drop() {
 
 type visitError struct{ error }
 
-// list visits all objects of a query. It replaces an expired continue token with the server's
-// offer, or starts again. It retries temporary errors as long as pages get further than before. The
-// error is a visitError or the server's.
+// list visits all objects of a query. It replaces an expired continue token with the server's offer, or
+// starts again. It retries temporary errors as long as pages get further. The error is a visitError or
+// the server's.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token := ""
 	restarts, offers := 0, 0
@@ -243,8 +243,8 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	}
 }
 
-// further fails if a page does not advance the list: too many in a row are empty, or it begins as
-// an earlier page did. The mark moves from time to time, so it finds a cycle of any length.
+// further fails if a page does not advance the list: too many in a row are empty, or it begins as an
+// earlier one. The mark moves, so it finds cycles of any length.
 func (r *reading) further(visited int) error {
 	if visited == 0 {
 		if r.idle++; r.idle == maxIdle {
@@ -289,8 +289,7 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 		WarningHandler(rest.NoWarnings{})
 }
 
-// page reads one page. It requests the next one as soon as its token and limit are known; some
-// servers send the token last.
+// page requests the next page once its token and limit are known; some servers send the token last.
 func (r *reading) page(ctx context.Context, token string, visit visitor) (info pageInfo, visited int, err error) {
 	page := r.next
 	if r.next = nil; page == nil || page.token != token {
@@ -322,8 +321,8 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 		if err := visit.object(raw); err != nil {
 			return visitError{err}
 		}
-		// The retry asks for less than a quarter. A page with more objects than its limit is from a
-		// server without limits, which would send it again.
+		// The retry asks for less than a quarter. A page beyond its limit is from a server without
+		// limits, which would repeat it.
 		if read > 4*pageBytes && int64(visited) < page.limit {
 			r.objects, r.bytes = int64(visited), read
 			r.learn(r.resource, r.objects, r.bytes)
@@ -337,8 +336,8 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 	return info, visited, err
 }
 
-// decodePage hands over the objects of a list as they arrive, with the list's fields in any order.
-// An answer without items is an error: it would hide missing objects.
+// decodePage hands over a list's objects as they arrive, with fields in any order. An answer without
+// items is an error: it would hide missing objects.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
 	s := newScanner(r)
 	kind, hasItems := "", false
@@ -390,8 +389,7 @@ func decodeItems(s *scanner, object func(raw []byte) error) error {
 	})
 }
 
-// continueOf returns the token for the rest of an expired list: newer than the pages before, but
-// complete.
+// continueOf returns the token for an expired list's rest: newer than earlier pages, but complete.
 func continueOf(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {

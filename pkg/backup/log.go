@@ -17,5 +17,5 @@ func (l *logbook) write(level slog.Level, message string, attrs ...slog.Attr) {
 	}
 }
 
-// close ends the log and returns its compressed content. Later lines are dropped.
+// close returns the compressed content. Later lines are dropped.
 func (l *logbook) close() []byte { return l.End() }

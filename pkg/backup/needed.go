@@ -22,8 +22,7 @@ var (
 	clusterRolesResource        = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}
 )
 
-// neededKinds are the cluster-scoped kinds whose objects are included with objects that refer to
-// them, in reading order.
+// neededKinds are cluster-scoped kinds included with objects that refer to them, in reading order.
 var neededKinds = []struct {
 	schema.GroupKind
 	schema.GroupResource
@@ -100,8 +99,8 @@ func (s *sink) accounts() sets.Set[string] {
 	return s.needs.accounts.Clone()
 }
 
-// readNeeded takes the cluster-scoped objects that others need: bindings of their service accounts,
-// and the roles and classes they name. It reads one list for each kind.
+// readNeeded takes cluster-scoped objects that others need, and bindings of their service accounts, by
+// one list for each kind.
 func (c *collector) readNeeded(ctx context.Context) error {
 	accounts := c.sink.accounts()
 	every := func(gr schema.GroupResource) bool { return c.wanted.Included(gr, false) && len(c.selectors) == 0 }
@@ -145,9 +144,8 @@ func (c *collector) readNeeded(ctx context.Context) error {
 	return nil
 }
 
-// accountOf describes the account that a subject of a binding means, or returns "". The subject may
-// be a user, or the group of a namespace's accounts. The groups of all accounts and of all users
-// don't count.
+// accountOf describes the account that a binding's subject means, or returns "". It may be a user, or
+// the group of a namespace's accounts, but not of all accounts or users.
 func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
 	switch who.Kind {
 	case rbacv1.ServiceAccountKind:

@@ -14,7 +14,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// head has the fields that reading uses. All else stays as the server wrote it.
 type head struct {
 	APIVersion string
 	Kind       string
@@ -33,8 +32,8 @@ type headMeta struct {
 	Owners            []string
 }
 
-// headOf reads the head of valid JSON. It is case-sensitive, as the API and unlike encoding/json: a
-// custom resource may have a field Metadata.
+// headOf reads valid JSON's head. It is case-sensitive, as the API and unlike encoding/json: a custom
+// resource may have a field Metadata.
 func headOf(raw []byte) (*head, error) {
 	h := &head{}
 	return h, eachField(raw, func(name, value []byte) error {
@@ -115,11 +114,11 @@ func decode(raw []byte, into any) error {
 	return nil
 }
 
-// appendContent appends the object as it is stored: compact, and with kind and version, which items
-// of built-in lists lack.
+// appendContent appends the object as stored: compact, with kind and version, which items of built-in
+// lists lack.
 func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	raw = bytes.TrimSpace(raw)
-	// JSON strings have no line break, so this finds indented JSON.
+	// JSON strings have no line break: this finds indented JSON.
 	if bytes.IndexByte(raw, '\n') >= 0 {
 		var compact bytes.Buffer
 		if err := json.Compact(&compact, raw); err != nil {
@@ -130,7 +129,7 @@ func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	if h.APIVersion != "" && h.Kind != "" {
 		return append(to, raw...), nil
 	}
-	// Kinds and versions need no escaping, and the name follows the brace.
+	// Kinds and versions need no escaping.
 	to = append(to, '{')
 	for _, field := range []struct{ name, has, lacks string }{
 		{"apiVersion", h.APIVersion, r.apiVersion},

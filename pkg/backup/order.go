@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// order is spec.orderedResources: the objects to read before others of their resource. Later lists
-// skip them.
+// order is spec.orderedResources: objects to read before others of their resource. Later lists skip
+// them.
 type order map[schema.GroupResource][]string
 
 func (d *discovered) orderOf(spec *v1alpha1.BackupSpec, findings *findings) order {
@@ -60,8 +60,8 @@ func (c *collector) warnOfOrder(selected []resource) {
 	}
 }
 
-// readOrdered visits the ordered objects of a resource, each by a list, since get is another right.
-// Excluded objects are not requested, so that the findings reveal nothing about them.
+// readOrdered visits a resource's ordered objects, each by a list, since get is another right. Excluded
+// ones are not requested, so that findings reveal nothing about them.
 func (c *collector) readOrdered(ctx context.Context, r resource, selectors []string, visitorOf func(query) visitor) error {
 	for _, key := range c.order[r.GroupResource()] {
 		of := objectName(key)

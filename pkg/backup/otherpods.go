@@ -15,8 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTries bounds the pods through which one claim is read, in case of a common cause, as a full
-// store.
+// maxTries bounds the pods through which one claim is read, in case of a common cause, as a full store.
 const maxTries = 3
 
 type access struct {
@@ -24,8 +23,7 @@ type access struct {
 	node, volume string
 }
 
-// await waits for submitted volumes. A claim that could not be read through one pod is read through
-// the next.
+// await waits for submitted volumes, and reads failed claims through other pods.
 func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error {
 	for {
 		if err := p.mover.Wait(ctx, volumes); err != nil {
@@ -46,8 +44,6 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 	}
 }
 
-// readThroughAnother submits a failed volume through another pod of its claim. It returns nil if
-// there is none, or nothing failed.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
 	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" || failed.Snapshot != nil {
 		return nil
@@ -60,7 +56,7 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 	if len(of.others) == 0 || len(nodes) >= maxTries {
 		return nil
 	}
-	// Prefer another node: the node may be the cause.
+	// The node may be the cause.
 	i := max(0, slices.IndexFunc(of.others, func(a access) bool { return !slices.Contains(nodes, a.node) }))
 	other := of.others[i]
 	of.others = slices.Delete(of.others, i, i+1)

@@ -15,8 +15,8 @@ func (s subject) isEvent() bool {
 	return s.resource.Resource == "events" && (s.resource.Group == "" || s.resource.Group == "events.k8s.io")
 }
 
-// isOwnEvent reports whether an event is about or from Holdfast. Otherwise each backup would hold
-// the events of earlier backups.
+// isOwnEvent reports an event about or from Holdfast. Otherwise each backup would hold events of
+// earlier ones.
 func isOwnEvent(raw []byte) bool {
 	type object struct {
 		APIVersion string `json:"apiVersion"`

@@ -9,9 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// PageSizes remembers the size of objects by resource, so that the first page of a list does not
-// overload an API server. The zero value is ready. It is safe for concurrent use, and shared by all
-// backups of a process.
+// PageSizes remembers objects' sizes by resource, so that a list's first page does not overload an API
+// server. The zero value is ready. It is safe for concurrent use, and shared by a process's backups.
 type PageSizes struct {
 	mu    sync.Mutex
 	means map[schema.GroupResource]int64
@@ -28,12 +27,12 @@ func (s *PageSizes) first(gr schema.GroupResource) int64 {
 		return unknownPage
 	}
 	mean = max(mean, 1)
-	// A page beyond four times pageBytes would be abandoned at every backup.
+	// A page beyond four times pageBytes would be abandoned at each backup.
 	return max(1, min(leastPage, 4*pageBytes/mean), min(pageSize, pageBytes/mean))
 }
 
-// learn records the size of a list, except a few small objects. Larger objects count at once, since
-// they do harm, and smaller ones gradually.
+// learn records a list's size, except a few small objects. Larger ones count at once, as they do harm,
+// smaller ones gradually.
 func (s *PageSizes) learn(gr schema.GroupResource, objects, bytes int64) {
 	if s == nil || objects == 0 || objects < sampled && bytes < pageBytes {
 		return

@@ -29,7 +29,7 @@ type PlanLimits struct {
 	Rows    int
 }
 
-// DefaultPlanLimits bound a user's plan. Its rows take some 200 KB.
+// DefaultPlanLimits bound a user's plan. Rows take some 200 KB.
 var DefaultPlanLimits = PlanLimits{Objects: 200_000, Rows: 500}
 
 // maxLeftOutNames bounds the memory for counting each omitted object once.
@@ -37,14 +37,12 @@ const maxLeftOutNames = 50_000
 
 var errTooManyPlanned = errors.New("the backup has more objects than a plan counts")
 
-// Plan computes the contents of a backup that runs now, by the code of Run, with the same rights.
-// It writes nothing, hands over no volume and runs no hook; it reviews whether hooks may run. Of
-// deps it needs no Store, Volumes and Remover, and of Hooks only Allowed.
+// Plan computes the contents of a backup that runs now, by the code and with the rights of Run:
+// docs/design/plans.md. It writes nothing, hands over no volume and runs no hook; it reviews whether
+// hooks may run. Of deps it needs no Store, Volumes and Remover, and of Hooks only Allowed.
 //
-// It lists only the metadata of kinds whose content decides nothing, as Secrets. A plan of a backup
-// that would fail, is too large or takes longer than ctx is not Complete, and says why.
-//
-// Each object is given to each as it is found, unless that is nil. If each fails, the plan ends.
+// A plan of a backup that would fail, is too large or takes longer than ctx is not Complete, and says
+// why. If each is not nil, it gets each object. If each fails, the plan ends.
 func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}
@@ -84,14 +82,13 @@ func whyIncomplete(ctx context.Context, failure error, limits PlanLimits) string
 	return "the backup would fail: " + failure.Error()
 }
 
-// decidesNothing reports whether a resource's content decides neither whether its objects are taken
-// nor what others are.
+// decidesNothing reports whether content decides neither if objects are taken nor what others are.
 func decidesNothing(r resource) bool {
 	gr := r.GroupResource()
 	switch gr {
 	case nodesResource, apiServicesResource:
 		return false
-	case crdsResource: // the Services that they name are not taken along
+	case crdsResource: // the Services that they name are not taken
 		return true
 	}
 	return !(subject{resource: gr}).isEvent() && !manifest.HasReferences(schema.GroupKind{Group: r.Group, Kind: r.kind})
@@ -99,7 +96,7 @@ func decidesNothing(r resource) bool {
 
 type plannedKey struct{ resource, namespace string }
 
-// planned gathers a plan. A nil one, of a running backup, gathers nothing.
+// planned gathers a plan; nil gathers nothing.
 type planned struct {
 	limits PlanLimits
 	each   func(v1alpha1.PlannedRelated) error
@@ -109,7 +106,7 @@ type planned struct {
 	counts  map[plannedKey]int64
 	along   []v1alpha1.PlannedRelated
 	related int64
-	// left has the reasons of omitted objects; hooks and refused are by namespace.
+	// left has omitted objects' reasons; hooks and refused are by namespace.
 	left    map[subject]string
 	hooks   map[string]*v1alpha1.PlannedHooks
 	refused map[string]string
@@ -147,7 +144,7 @@ func (p *planned) hooked(held []*heldPod) {
 	}
 }
 
-// plannedTarball accepts the same as archive.Writer, and keeps nothing.
+// plannedTarball accepts the same as archive.Writer.
 type plannedTarball struct{ *planned }
 
 // Add implements tarball.
@@ -207,7 +204,6 @@ func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	return nil
 }
 
-// plannedHooks reviews the right to run hooks, and runs none.
 type plannedHooks struct {
 	asked Hooks
 	*planned
@@ -291,7 +287,6 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	return rows
 }
 
-// plannedVolumes returns the volumes whose data would be read, and all claims without.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.inOrder() {

@@ -21,35 +21,31 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
-// podVolumes has the claims and persistent volumes so far, and hands over the volumes of pods. They
-// are read in this order: claims, persistent volumes, pods. After that the maps don't change, and
-// the pods of one claim are in one block, which one goroutine takes.
+// podVolumes reads claims, persistent volumes and pods, in this order, and hands over volumes. After
+// that the maps don't change, and one goroutine takes a claim's pods, which are one block.
 type podVolumes struct {
 	*collector
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
 	nodes             map[string]*corev1.Node
 	unsettled         []types.NamespacedName
-	// undecided are pods that wait for claims, in the order of the list; undecidedBytes is their
-	// memory.
+	// undecided are pods that wait for claims, as listed; undecidedBytes is their memory.
 	undecided      []undecidedPod
 	undecidedBytes int
 	held           []*heldPod
 	ordered        map[types.NamespacedName]int
-	// index has the claims and persistent volumes to write when all pods are known, of indexBytes
-	// as stored. It is full once others were written before.
+	// index has claims and persistent volumes to write once all pods are known, of indexBytes as
+	// stored. indexFull: others were written before.
 	index      []*object
 	indexBytes int
 	indexFull  bool
-	// behind is true once an ordered pod is written after its hooks: then those behind it are, too.
+	// behind: an ordered pod is written after its hooks, and so are the next.
 	behind bool
 
-	// impatient is true while the last handover failed.
 	impatient atomic.Bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
-	// kept are claims that are written when their snapshots are cut.
 	kept      []*object
 	scratch   map[string]int
 	heldBytes int
@@ -65,8 +61,8 @@ func newPodVolumes(c *collector) *podVolumes {
 	}
 }
 
-// maxScratchVolumes bounds the volumes without a claim in one namespace. Each is a record, and a
-// pod can name any number of emptyDirs.
+// maxScratchVolumes bounds a namespace's volumes without a claim. Each is a record, and a pod can name
+// any number of emptyDirs.
 const maxScratchVolumes = 5000
 
 func (p *podVolumes) takesScratch(namespace string) bool {
@@ -82,8 +78,8 @@ func (p *podVolumes) takesScratch(namespace string) bool {
 	return true
 }
 
-// actionOf returns the volume policies' action for a volume of a pod. A claim's volume has the
-// claim's action. A generic ephemeral volume is judged by its own type, as in Velero.
+// actionOf returns the volume policies' action for a pod's volume. A claim's volume has the claim's
+// action. A generic ephemeral volume is judged by its own type, as in Velero.
 func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	if claim := volume.PersistentVolumeClaim; claim != nil {
 		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
@@ -155,7 +151,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 }
 
 // notHere says why a claim must not be read on the pod's node, or returns "". The kubelet does not
-// mount hostPath volumes, and so does not refuse one of another node. If a running pod's claim was
+// mount hostPath volumes, so it does not refuse one of another node. If a running pod's claim was
 // recreated on another node, the path on the pod's node belongs to another tenant.
 func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
 	if of == nil || name == "" {
@@ -221,7 +217,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		Hooked:       hooked,
 	}
 	if volume.cut {
-		to.Node = "" // where the snapshot is read is not known yet
+		to.Node = "" // the node is unknown yet
 	}
 	// A claim has the same data through each pod.
 	of := &claim{}
@@ -274,8 +270,8 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	return to
 }
 
-// submit hands over a volume, and waits for a restarting server. After a failure it tries each
-// further volume once, until one is accepted.
+// submit hands over a volume, and waits for a restarting server. After a failure it tries each volume
+// once, until one is accepted.
 func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	retry := p.lister.retry
 	if p.impatient.Load() {
@@ -286,8 +282,7 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	return err
 }
 
-// podsDone reports the held-back warnings of claims that no running pod uses, and claims without a
-// pod in the backup.
+// podsDone reports the held-back warnings of claims that no running pod uses, and claims without a pod.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {
@@ -347,7 +342,7 @@ type leavingVolume struct {
 	claim types.NamespacedName
 }
 
-// leaves notes the claims whose files would be read if the pod were not being deleted.
+// leaves notes claims whose files would be read if the pod were not being deleted.
 func (c *collector) leaves(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
@@ -361,8 +356,8 @@ func (c *collector) leaves(about subject, raw []byte) {
 	}
 }
 
-// leavesOut notes the claims of a pod that is excluded by label. Unless other pods use them, their
-// data was left out on purpose.
+// leavesOut notes claims of a pod excluded by label. Unless other pods use them, they are left out on
+// purpose.
 func (c *collector) leavesOut(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
@@ -391,7 +386,6 @@ func (p *podVolumes) leftOut() (count int32) {
 	return count
 }
 
-// inOrder returns the submitted volumes by namespace and pod.
 func (p *podVolumes) inOrder() []*format.Volume {
 	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
@@ -399,7 +393,6 @@ func (p *podVolumes) inOrder() []*format.Volume {
 	return p.submitted
 }
 
-// conclude reports how volumes have ended.
 func (f *findings) conclude(volumes []*format.Volume) {
 	for _, volume := range volumes {
 		status := &volume.Status
@@ -441,7 +434,6 @@ func (of *claim) whyNotTaken() string {
 	return cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 }
 
-// notTaken describes the persistent volumes without data in the backup, for a restore.
 func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
 	for _, key := range p.sortedClaims() {

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Policies reads the ConfigMap that a backup's spec.resourcePolicy names.
+// Policies reads the ConfigMap of a backup's spec.resourcePolicy.
 type Policies interface {
 	// Policy returns the ConfigMap's data with the rights of the backup's requester, or a
 	// NotAllowedError.
@@ -39,11 +39,10 @@ const (
 	maxKeepLocal = 64
 )
 
-// sane bounds quantities: comparing 1e1000000000 takes gigabytes of memory and minutes.
+// sane bounds quantities: comparing 1e1000000000 takes gigabytes and minutes.
 var sane = regexp.MustCompile(`^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$`)
 
-// whyNot says why the action prevents reading a volume, or returns "". asked is true if the user
-// must be told.
+// whyNot says why the action prevents reading a volume, or returns "". asked: the user must be told.
 func (a action) whyNot() (reason string, asked bool) {
 	switch a {
 	case skipAction:
@@ -54,7 +53,7 @@ func (a action) whyNot() (reason string, asked bool) {
 	return "", false
 }
 
-// policies are Velero's volume policies. The first match counts, before the pods and the spec.
+// policies are Velero's. The first match counts, before the pods and the spec.
 type policies []volumePolicy
 
 type volumePolicy struct {
@@ -67,9 +66,7 @@ type volumePolicy struct {
 	lower, upper apiresource.Quantity
 }
 
-// snapshotParameters are of the action snapshot.
 type snapshotParameters struct {
-	// Class is the name of a VolumeSnapshotClass.
 	Class    string `json:"snapshotClass"`
 	MoveData *bool  `json:"snapshotMoveData"`
 	// KeepLocal is how many of a claim's newest snapshots stay in the storage beside their moved data.
@@ -98,8 +95,8 @@ type csiTraits struct {
 	VolumeAttributes map[string]string `json:"volumeAttributes"`
 }
 
-// volumeTraits are the inputs of policies, from the persistent volume if it is known, else from the
-// pod's volume.
+// volumeTraits are the policies' inputs, from the persistent volume if known, else from the pod's
+// volume.
 type volumeTraits struct {
 	capacity     apiresource.Quantity
 	storageClass string
@@ -189,7 +186,8 @@ func (p *volumePolicy) parse() error {
 	return nil
 }
 
-// keepMoved fails if a policy keeps snapshots beside data that is not moved. moves is the choice of the backup.
+// keepMoved fails if a policy keeps snapshots beside data that is not moved. moves is the backup's
+// choice.
 func (p policies) keepMoved(moves bool) error {
 	for i := range p {
 		if of := p[i].Action.Parameters; of != nil && of.KeepLocal > 0 && !ptr.Deref(of.MoveData, moves) {
@@ -199,7 +197,7 @@ func (p policies) keepMoved(moves bool) error {
 	return nil
 }
 
-// decide returns the first match's action and parameters. claim is nil for a volume without a claim.
+// decide returns the first match. claim is nil for a volume without one.
 func (p policies) decide(volume volumeTraits, claim *claimTraits) (of action, parameters snapshotParameters) {
 	if claim == nil {
 		claim = &claimTraits{}
@@ -305,8 +303,7 @@ func (p policies) idle() (texts []string) {
 	return texts
 }
 
-// readPolicies returns the backup's volume policies. Its error ends the backup: without policies
-// its content is undecided.
+// readPolicies fails for the whole backup: its content is undecided without policies.
 func (e *execution) readPolicies(ctx context.Context) (policies, error) {
 	of := e.request.Backup.Spec.ResourcePolicy
 	if of == nil {

@@ -17,12 +17,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// maxLabelBytes bounds the labels of all claims in the list of volumes, which must stay below
+// maxLabelBytes bounds all claims' labels in the list of volumes, which must stay below
 // format.MaxVolumesBytes.
 const maxLabelBytes = 16 << 20
 
-// end stores the side files, and velero-backup.json last. failure says why there is no tarball, or
-// is nil.
+// end stores the side files, and velero-backup.json last. failure says why there is no tarball.
 func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	if ctx.Err() != nil {
 		// The canceller may be cleaning up: write nothing more.
@@ -45,7 +44,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 		// The objects can be restored without it.
 		e.findings.fail(subject{}, err.Error())
 	}
-	// After a long pause, another process may have ended the backup, and a user deleted it.
+	// After a pause, another process may have ended the backup, and a user deleted it.
 	if err := e.owns(ctx); err != nil {
 		return Outcome{Status: e.status(err)}, cmp.Or(ctx.Err(), err)
 	}
@@ -59,7 +58,6 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	return Outcome{Status: status, Stored: true}, nil
 }
 
-// storeRead stores the lists of what was read.
 func (e *execution) storeRead(ctx context.Context) error {
 	if e.readStored {
 		return nil

@@ -56,26 +56,24 @@ var (
 	apiServicesResource       = schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}
 )
 
-// readingOrder puts objects before those that refer to them: persistent volumes, claims, pods. Pods
-// precede all else, so that their volumes upload meanwhile.
+// readingOrder puts objects before those that refer to them, and pods before all else, so that their
+// volumes upload meanwhile.
 var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesResource, claimsResource, podsResource}
 
-// ownGroups are never backed up, except intent. Holdfast's other API objects are computed, and a
-// restored run of the engine would start again.
+// ownGroups are never backed up, except intent: Holdfast's other objects are computed, and a restored
+// run would start again.
 var ownGroups = sets.New(v1alpha1.GroupName, enginev1alpha1.GroupName)
 
-// intent are the resources of ownGroups that users write.
+// intent are resources of ownGroups that users write.
 var intent = sets.New(v1alpha1.Resource("schedules"))
 
-// onlyByName are backed up only if the backup names them: a volume snapshot is tied to its storage
-// system.
+// onlyByName are backed up only if named: a volume snapshot is tied to its storage system.
 var onlyByName = sets.New(
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshotcontents"},
 )
 
-// cohabiting are resources that the server serves in two groups. They are read in the first
-// included group.
+// cohabiting are served in two groups, and read in the first included one.
 var cohabiting = map[string][2]string{
 	"daemonsets":      {"apps", "extensions"},
 	"deployments":     {"apps", "extensions"},
@@ -92,8 +90,8 @@ type discovered struct {
 	failed map[string]error
 }
 
-// discover asks for the resources that can be listed, read, created and deleted. It omits a group
-// that fails, as of a stopped aggregated API server. The error is for discovery as a whole.
+// discover returns resources that can be listed, read, created and deleted. It omits a failed group, as
+// of a stopped aggregated API server. An error is for discovery as a whole.
 func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
 	d := &discovered{words: selection.Called{}, others: sets.New[string](), failed: map[string]error{}}
@@ -185,7 +183,6 @@ func (d *discovered) selected(spec *v1alpha1.BackupSpec, wanted *selection.Resou
 	return selected
 }
 
-// list is one of a spec's lists of resources, with the scope that it selects from.
 type list struct {
 	words               []string
 	namespaced, cluster bool
@@ -193,9 +190,9 @@ type list struct {
 
 // report warns of words that match nothing and of groups that discovery could not read.
 //
-// It is an error if all included words of a list match nothing, except cluster-scoped words, which
-// come beside others. A failed group is an error only if the backup names it, so that a broken
-// aggregated API does not fail every backup.
+// It is an error if all included words of a list match nothing, except cluster-scoped words, which come
+// beside others. A failed group is an error only if named, so that a broken aggregated API does not
+// fail every backup.
 func (d *discovered) report(spec *v1alpha1.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for i, of := range []list{

@@ -40,27 +40,26 @@ import (
 
 const (
 	defaultWorkers = 4
-	// DefaultBlockWorkers exceeds Velero's one: a worker holds a block until its volumes are read,
-	// and one alone would leave all nodes but one idle.
+	// DefaultBlockWorkers exceeds Velero's one: a worker holds a block until its volumes are read, so
+	// one would idle all nodes but one.
 	DefaultBlockWorkers = 4
 )
 
-// defaultRetry bridges the restart of a server: about 15 s.
+// defaultRetry bridges a server's restart: about 15 s.
 var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6}
 
 // Request is one backup to execute.
 type Request struct {
-	// Backup has its uid, creation time, requester, defaulted spec and status.startTimestamp.
-	// Without status.expiration, expiration counts from the start. Run does not change it.
+	// Backup has its uid, creation time, requester, defaulted spec and status.startTimestamp. An unset
+	// status.expiration counts from the start. Run does not change it.
 	Backup *v1alpha1.Backup
 	// Cluster is recorded in the store; its system namespace decides the backup's name there.
 	Cluster format.Cluster
-	// Attempt is the number of processes that have executed the backup, this one included; zero is
-	// one.
+	// Attempt counts the processes that have executed the backup, with this one; zero is one.
 	Attempt int
-	// Moving is true once an earlier attempt has noted by Dependencies.Moving that all is read.
+	// Moving: an earlier attempt has noted by Dependencies.Moving that all is read.
 	Moving bool
-	// PostHooks is the result of RunPostHooks, whose counts are in the Backup's status. Optional.
+	// PostHooks is RunPostHooks' result, whose counts are in the Backup's status. Optional.
 	PostHooks PostHooks
 }
 
@@ -69,7 +68,7 @@ func (r Request) StoreName() string {
 	return format.StoreName(r.Backup.Namespace, r.Backup.Name, r.Cluster.SystemNamespace)
 }
 
-// Store is the needed part of the backup's storage location.
+// Store is the needed part of a storage location.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -78,31 +77,31 @@ type Store interface {
 // Dependencies are the clients of a backup.
 type Dependencies struct {
 	Discovery Discovery
-	// Client makes requests to the root of the API server, as rest.UnversionedRESTClientFor. It
-	// should have no rate limit and no timeout, which would cut off long lists.
+	// Client makes requests to the API server's root, as rest.UnversionedRESTClientFor. It should have
+	// no rate limit and no timeout, which would cut off long lists.
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
-	// SnapshotClasses lists the cluster's classes. nil: no snapshots are made.
+	// SnapshotClasses lists the cluster's classes. nil: no snapshots.
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
-	// KeepSnapshots leaves snapshots in their storage if the spec's snapshotMoveData is unset.
+	// KeepSnapshots leaves snapshots in their storage if spec.snapshotMoveData is unset.
 	KeepSnapshots bool
 	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
 	// and a NotAllowedError if not. SnapshotClasses need it.
 	MayChooseClass func(ctx context.Context, namespace string) error
-	// HostPathRoots are the node folders whose hostPath volumes are handed over.
+	// HostPathRoots are node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
 	Hooks         Hooks
-	// Frozen is told how long a pod was frozen by its hooks, while its data was read as ReadFiles, ReadSnapshots or
+	// Frozen is told how long hooks froze a pod, while its data was read as ReadFiles, ReadSnapshots or
 	// ReadNone. Optional.
 	Frozen   func(took time.Duration, read string)
 	Policies Policies
 	Clock    clock.PassiveClock
-	// Remover removes objects of earlier attempts. The first attempt needs none.
+	// Remover removes earlier attempts' objects. The first attempt needs none.
 	Remover store.Remover
-	// Encryption returns whom the objects are encrypted for; nil for nobody. Optional.
+	// Encryption returns the recipients of the objects; nil for none. Optional.
 	Encryption func(context.Context) (*encryption.Recipients, error)
-	// PageSizes is shared by the backups of a process. Optional.
+	// PageSizes is shared by a process's backups. Optional.
 	PageSizes *PageSizes
 	Progress  *Progress
 	// Log is the backup's log; Run closes it, and others may read it. Optional.
@@ -111,19 +110,18 @@ type Dependencies struct {
 	Workers int
 	// BlockWorkers is the number of blocks with hooks taken at once. Default DefaultBlockWorkers.
 	BlockWorkers int
-	// HookTime bounds the hooks of one namespace. Default DefaultHookTime.
+	// HookTime bounds one namespace's hooks. Default DefaultHookTime.
 	HookTime time.Duration
-	// Timeout is the time after the start when no more hooks run. Zero is no limit.
+	// Timeout is after the start; then no more hooks run. Zero is no limit.
 	Timeout time.Duration
-	// Ending is the context for storing the end when everything was read. It may outlive the
-	// context of Run. Optional.
+	// Ending is the context for storing the end once everything was read. It may outlive Run's.
+	// Optional.
 	Ending context.Context
-	// Moving durably notes that all is read and stored, and that only the data of snapshots is moved
-	// from here on: nothing of the cluster is read any more. It fails with ErrTakenOver if a later
-	// attempt makes the backup. Optional.
+	// Moving durably notes that all is read and stored, and that only snapshots' data is moved from
+	// here on, without the cluster. It fails with ErrTakenOver if a later attempt makes the backup.
+	// Optional.
 	Moving func(ctx context.Context) error
-	// Retry is the backoff of requests to the API server or the store after temporary failures.
-	// Default: 6 tries in 15 s.
+	// Retry is the backoff after temporary failures of API server or store. Default: 6 tries in 15 s.
 	Retry wait.Backoff
 }
 
@@ -131,19 +129,18 @@ type Dependencies struct {
 type Outcome struct {
 	Status v1alpha1.BackupStatus
 	Stored bool
-	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen. The
-	// stored backup has them, too.
+	// FailedPostHooks lists failed post hooks in one line, after which pods may be frozen. The stored
+	// backup has them, too.
 	FailedPostHooks string
 }
 
-// Run executes a backup and returns when it has ended. Unreadable objects are in the outcome's
-// counts. A backup that can't be restored is Failed, and stored if the store allows it. If another
-// call or process has ended the backup, Run returns that outcome.
+// Run executes a backup and returns when it has ended. Unreadable objects are in the outcome's counts.
+// A backup that can't be restored is Failed, and stored if the store allows it. If another call or
+// process has ended the backup, Run returns that outcome.
 //
-// An error says that the outcome is not stored: the store refuses it, another uid has the name, a
-// later attempt has taken over (ErrTakenOver), or ctx ended. Once everything was read, deps.Ending
-// counts in place of ctx. Then nothing of the backup is visible in the store, except its owner and
-// perhaps side files.
+// An error says that the outcome is not stored: the store refuses it, another uid has the name, a later
+// attempt has taken over (ErrTakenOver), or ctx ended. Once everything was read, deps.Ending counts in
+// place of ctx. Then the store shows only the backup's owner and perhaps side files.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.run(ctx)
@@ -193,16 +190,14 @@ type execution struct {
 
 	hooks *hooks
 
-	list     format.ResourceList
-	manifest manifest.Writer
-	volumes  []*format.Volume
-	skipped  []format.VolumeInfo
-	leftOut  int32
-	// encryption is nil unless this attempt encrypts the tarball.
+	list       format.ResourceList
+	manifest   manifest.Writer
+	volumes    []*format.Volume
+	skipped    []format.VolumeInfo
+	leftOut    int32
 	encryption *encryption.Recipients
-	// readStored is true once what was read is stored, and left to later attempts.
 	readStored bool
-	// hookStatus and encryptionStatus are an earlier attempt's, which has read the cluster.
+	// hookStatus and encryptionStatus are of the earlier attempt that read the cluster.
 	hookStatus       *v1alpha1.HookStatus
 	encryptionStatus *v1alpha1.BackupEncryption
 }
@@ -255,7 +250,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	return e
 }
 
-// contain turns a panic into an error: a failure in one backup must not end the others.
+// contain turns a panic into an error: one backup's failure must not end others.
 func (e *execution) contain(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -273,7 +268,6 @@ func (e *execution) read(ctx context.Context) error {
 		return err
 	}
 	if e.Encryption != nil {
-		// It asks the store, and the API server.
 		if err := retried(ctx, e.Retry, func() error {
 			return e.retry(ctx, func() (err error) {
 				e.encryption, err = e.Encryption(ctx)
@@ -314,8 +308,8 @@ func (e *execution) read(ctx context.Context) error {
 	if err := encrypted.Close(); err != nil {
 		return fmt.Errorf("end the tarball: %w", err)
 	}
-	// The tarball stays invisible until the volumes have ended or are cut, so that a cancelled
-	// backup leaves none.
+	// The tarball stays invisible until the volumes have ended or are cut: a cancelled backup leaves
+	// none.
 	err = volumes.awaitCut(ctx, slices.Clone(volumes.submitted))
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -323,7 +317,7 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
-	// From here on only Ending stops what was read from being stored.
+	// From here on only Ending stops the storing.
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.inOrder(), volumes.notTaken()
 	e.leftOut = volumes.leftOut()
 	moving, ended := stillMoving(e.volumes)
@@ -427,7 +421,7 @@ func (c *collector) writeTo(archive tarball, items graph) {
 	}
 }
 
-// parseSelectors returns the selectors: an object must match one of them, if there are any.
+// parseSelectors returns the selectors. If there are any, an object must match one.
 func parseSelectors(spec *v1alpha1.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {

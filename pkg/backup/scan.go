@@ -14,12 +14,11 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads JSON as it arrives, one value in memory at a time. It checks each byte once: its
-// values are valid, so eachField checks nothing.
+// scanner reads JSON as it arrives, one value in memory at a time. Its values are valid, so eachField
+// checks nothing.
 type scanner struct {
 	from io.Reader
-	// buffer holds unread bytes from at to end. If kept is not negative, the current value begins
-	// there.
+	// buffer is unread from at to end. If kept is not negative, the current value begins there.
 	buffer        []byte
 	kept, at, end int
 	open          []byte
@@ -32,7 +31,7 @@ const maxOpen = 10_000
 
 func newScanner(from io.Reader) *scanner { return &scanner{from: from, kept: -1} }
 
-// fill reads more bytes. It returns io.ErrUnexpectedEOF at the end.
+// fill reads more bytes, or returns io.ErrUnexpectedEOF.
 func (s *scanner) fill() error {
 	begin := s.at
 	if s.kept >= 0 {
@@ -77,7 +76,7 @@ func (s *scanner) expect(want byte) error {
 	return err
 }
 
-// raw reads a value. The result is valid until the next read.
+// raw reads a value, valid until the next read.
 func (s *scanner) raw() ([]byte, error) {
 	if _, err := s.token(); err != nil {
 		return nil, err
@@ -110,7 +109,6 @@ func (s *scanner) members(value func(name string) error) error {
 	})
 }
 
-// each reads the rest of an object or a list after its bracket. The callback reads one element.
 func (s *scanner) each(end byte, read func() error) error {
 	for first := true; ; first = false {
 		c, err := s.token()
@@ -169,11 +167,10 @@ func (s *scanner) value() error {
 	}
 }
 
-// toClosing is the distance of a bracket pair in ASCII.
 const toClosing = '}' - '{'
 
-// empty reads after an opening bracket: the closing one, which ends the value, or the first
-// member's name.
+// empty reads after an opening bracket: the closing one, which ends the value, or the first member's
+// name.
 func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	c, err := s.token()
 	switch {
@@ -189,8 +186,7 @@ func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	return false, nil
 }
 
-// next reads after a value within brackets: the closing one, or a comma and the beginning of the
-// next value.
+// next reads after a value within brackets: the closing one, or a comma and the next value's beginning.
 func (s *scanner) next() (ended bool, err error) {
 	bracket := s.open[len(s.open)-1]
 	c, err := s.token()
@@ -303,7 +299,7 @@ func (s *scanner) number(c byte) error {
 	return nil
 }
 
-// eachField visits the fields of an object of valid JSON; null has none.
+// eachField visits the fields of a valid object; null has none.
 func eachField(raw []byte, visit func(name, value []byte) error) error {
 	i := afterSpace(raw, 0)
 	if raw[i] != '{' {

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 )
 
-// manyGets is the number of objects from which on a list is read in place of single ones.
+// manyGets is the least number of objects for which one list is read.
 const manyGets = 10
 
 var (
@@ -18,12 +18,12 @@ var (
 	errTooLong = errors.New("most of it is other objects")
 )
 
-// worthAGet is how many further objects of a list are read for each missing one: a page costs the
+// worthAGet is how many further objects of a list are read for each missing one. A page costs the
 // server as much as a few dozen single reads.
 const worthAGet = 50
 
-// search visits a list that contains needed objects, and reports whether it saw all or nothing is
-// missing. The error is for the backup as a whole.
+// search visits a list with needed objects, and reports whether it saw all or nothing is missing. An
+// error is for the whole backup.
 func (c *collector) search(ctx context.Context, q query, missing func() int, visit func(*head, []byte) error) (whole bool, _ error) {
 	unread := false
 	listCtx, stop := context.WithCancelCause(ctx)

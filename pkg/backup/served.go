@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// services are the API services of other servers. They tell what a missing resource was.
+// services are other servers' API services. They tell what a missing resource was.
 type services struct {
 	aggregated map[string]bool
-	// registered are those the API server registers itself at its start.
+	// registered has those that the API server registers at its start.
 	registered map[string]bool
 	unknown    bool
 }
@@ -29,14 +29,12 @@ func (s *services) undefined(r resource) bool {
 	return s.aggregated[service(r)] || s.registered[service(r)]
 }
 
-// isBuiltIn reports whether a group belongs to Kubernetes or Holdfast: none of its definitions is
-// backed up.
+// isBuiltIn reports a group of Kubernetes or Holdfast, whose definitions are not backed up.
 func isBuiltIn(group string) bool {
 	return ownGroups.Has(group) || scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
 }
 
-// readServices reads the API services if selected resources depend on them. After one has vanished
-// it is too late.
+// readServices reads the API services if selected resources depend on them, before one can vanish.
 func (c *collector) readServices(ctx context.Context, selected []resource) error {
 	r, found := c.discovered.find(apiServicesResource)
 	if !found || !slices.ContainsFunc(selected, func(r resource) bool { return !isBuiltIn(r.Group) }) {
@@ -71,8 +69,8 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 	return nil
 }
 
-// vanished reports a resource that the server has stopped serving during the backup. If its
-// definition was deleted, so were its objects. Otherwise the backup may lack them.
+// vanished reports a resource that is no longer served. If its definition was deleted, so were its
+// objects; otherwise the backup may lack them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
 	definitions, found := c.discovered.find(crdsResource)
@@ -92,8 +90,8 @@ func (c *collector) vanished(ctx context.Context, about subject, r resource, cau
 	return nil
 }
 
-// warnOfExcluded warns of excluding words that match no namespace: a misspelt one includes a
-// namespace that was to stay out.
+// warnOfExcluded warns of excluding words without a match: a misspelt one includes a namespace that was
+// to stay out.
 func (c *collector) warnOfExcluded() {
 	for _, word := range c.spec.ExcludedNamespaces {
 		pattern, err := selection.ParsePattern(word)

@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// Progress counts the objects of a running backup. It is safe for concurrent use.
+// Progress counts a running backup's objects. It is safe for concurrent use.
 type Progress struct {
 	found, written atomic.Int64
 }
@@ -31,8 +31,8 @@ func (p *Progress) Objects() v1alpha1.BackupProgress {
 	return v1alpha1.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
 }
 
-// sink writes objects into the tarball and the manifest, each once, and keeps their names for the
-// resource list. It is safe for concurrent use.
+// sink writes objects into the tarball and the manifest, each once, and keeps names for the resource
+// list. It is safe for concurrent use.
 type sink struct {
 	log      *logbook
 	progress *Progress
@@ -40,10 +40,10 @@ type sink struct {
 	mu       sync.Mutex
 	archive  tarball
 	manifest graph
-	// digest computes the objects' digests for the manifest; nil if they are as described.
+	// digest computes objects' digests for the manifest; nil keeps theirs.
 	digest func(content []byte) string
 	list   format.ResourceList
-	// seen are the met names of resources that are being read or that others refer to.
+	// seen are met names of resources that are being read or referred to.
 	seen    map[schema.GroupResource]sets.Set[string]
 	touched sets.Set[string]
 	needs   needs
@@ -74,7 +74,7 @@ func newSink(w tarball, items graph, log *logbook, progress *Progress) *sink {
 	}
 }
 
-// meet reports whether the caller is the first to meet the object, and must handle it.
+// meet reports whether the caller meets the object first, and must handle it.
 func (s *sink) meet(r resource, namespace, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *sink) meet(r resource, namespace, name string) bool {
 	return true
 }
 
-// forget frees the names of a resource that was read and that nothing refers to.
+// forget frees the names of a read resource that nothing refers to.
 func (s *sink) forget(r resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +114,8 @@ func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*obje
 	return &object{r, stored, describe(r, h, stored, reason)}, to, nil
 }
 
-// write adds objects next to each other, and calls refused for those that can't be in a tarball. An
-// error means that the tarball is broken.
+// write adds objects side by side, and calls refused for those that can't be in a tarball. An error
+// means that the tarball is broken.
 func (s *sink) write(objects []*object, refused func(*object, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *sink) writeLocked(o *object) error {
 	return nil
 }
 
-// expect notes what an object needs that is written after all others.
+// expect notes the needs of an object that is written last.
 func (s *sink) expect(o *object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,8 +215,7 @@ func describe(r resource, h *head, stored []byte, reason string) *manifest.Item 
 		References: references, Images: images,
 		Size: content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
-	// The annotation has a copy of the object. Other tools have their own, so a Secret keeps no
-	// annotations.
+	// The annotation has a copy of the object. Other tools have their own, so a Secret keeps none.
 	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
 	if r.GroupResource() == secretsResource {
 		item.Annotations = nil

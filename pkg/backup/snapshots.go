@@ -21,15 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// snapshotClasses has the cluster's classes of snapshots. Off: the controller makes no snapshots.
+// snapshotClasses has the cluster's classes. Off: no snapshots.
 type snapshotClasses struct {
 	on bool
 	// keep leaves snapshots in their storage unless the spec or a policy says otherwise.
 	keep bool
 	all  []snapshots.VolumeSnapshotClass
-	// ofBackup are the classes that the backup's annotations name, by driver.
-	ofBackup map[string]string
-	// mayChoose says whether the requester may choose a class in a namespace.
+	// ofBackup are the classes in the backup's annotations, by driver.
+	ofBackup  map[string]string
 	mayChoose func(ctx context.Context, namespace string) error
 }
 
@@ -64,7 +63,6 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	return found, nil
 }
 
-// mayChooseClass returns a function that asks once for each namespace.
 func (e *execution) mayChooseClass() func(context.Context, string) error {
 	answers := map[string]error{}
 	return func(ctx context.Context, namespace string) error {
@@ -79,10 +77,9 @@ func (e *execution) mayChooseClass() func(context.Context, string) error {
 	}
 }
 
-// chooseSnapshot decides whether a bound claim's data is read from a snapshot: by its volume policy,
-// else by the spec. An unset spec asks for drivers only whose class has Velero's label. A driver
-// without any class goes the way of the files, unless the policy wants a snapshot. A volume that is
-// deleted with its pod is scratch space.
+// chooseSnapshot decides whether a bound claim is read from a snapshot: by its volume policy, else by
+// the spec. An unset spec asks only for drivers whose class has Velero's label. Without a class, files
+// are read, unless the policy wants a snapshot. A volume that is deleted with its pod is scratch space.
 func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedName, of *claim, volume *persistentVolume) error {
 	byPolicy := of.action == snapshotAction
 	if !p.snapshots.on || !byPolicy && of.action != noAction || of.unusable != "" {
@@ -130,8 +127,8 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	return nil
 }
 
-// choose returns the class of a snapshot. Another class than the cluster's may cost more. So the backup's
-// requester needs the right to make VolumeSnapshots, also if the claim names the class.
+// choose returns a snapshot's class. Another than the cluster's may cost more, so the backup's
+// requester needs the right to make VolumeSnapshots, also if the claim names it.
 func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, wishes snapshots.Wishes) (string, error) {
 	class, err := snapshots.Class(driver, wishes, c.all)
 	if err != nil {
@@ -146,7 +143,7 @@ func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, w
 	return class.Name, nil
 }
 
-// whyNot says why no volume can be made from a snapshot of a claim, or returns "".
+// whyNot says why no volume can be made from a claim's snapshot, or returns "".
 func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
 	switch {
 	case volume.driver == "":
@@ -159,8 +156,8 @@ func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
 	return ""
 }
 
-// warnOfNoSnapshot warns of claims that the spec wants snapshots of, and whose data is not in the backup
-// either way.
+// warnOfNoSnapshot warns of claims that the spec wants snapshots of, and whose data is in no form in
+// the backup.
 func (p *podVolumes) warnOfNoSnapshot() {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -182,7 +179,6 @@ func (c snapshotClasses) labelled(driver string) bool {
 	})
 }
 
-// cutUnused hands over the claims with snapshots that no pod has given: their volumes need no pod.
 func (p *podVolumes) cutUnused(ctx context.Context) {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -200,7 +196,7 @@ func (p *podVolumes) cutUnused(ctx context.Context) {
 	}
 }
 
-// awaitCut waits until hooks may let go of volumes: snapshots are cut, and other data is read.
+// awaitCut waits until hooks may release volumes: snapshots are cut, and other data is read.
 func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) error {
 	var cut, read []*format.Volume
 	for _, volume := range volumes {
@@ -219,9 +215,8 @@ func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) err
 	return p.await(ctx, read)
 }
 
-// cuts reports whether a pod's volume is read from a snapshot of its claim. A pod that wants otherwise
-// wins over the spec: its files are asked for, or our annotation leaves it out. A volume policy wins
-// over both.
+// cuts reports whether a pod's volume is read from its claim's snapshot. A pod that asks for its files,
+// or excludes them by our annotation, wins over the spec; a volume policy wins over both.
 func (p *podVolumes) cuts(pod *corev1.Pod, volume *corev1.Volume, otherwise bool) bool {
 	of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(pod, volume)}]
 	if of == nil || of.snapshot == nil {

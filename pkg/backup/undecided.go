@@ -12,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxUndecidedBytes bounds the memory of pods that wait for their claims: about 7,000 usual pods.
+// maxUndecidedBytes bounds the memory of waiting pods: about 7,000 usual ones.
 var maxUndecidedBytes = 32 << 20
 
-// podBytes and partBytes estimate the least memory of a pod and of each container or volume.
+// podBytes and partBytes are the least memory of a pod and of each container or volume.
 const podBytes, partBytes = 2 << 10, 512
 
-// undecidedPod is a pod whose claims were not read yet, or that comes after such a pod.
+// undecidedPod waits for its claims, or for an earlier pod.
 type undecidedPod struct {
 	pod  *corev1.Pod
 	held *heldPod
@@ -30,8 +30,8 @@ func (p *podVolumes) waits(pod *heldPod) bool {
 	})
 }
 
-// postpone keeps a pod until all pods are read, so that a few lists find all claims. If too much is
-// kept, it decides on the pods here.
+// postpone keeps a pod until all are read, so that a few lists find all claims. If too much is kept, it
+// decides now.
 func (p *podVolumes) postpone(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
 	pod = undecidedPart(pod)
 	p.undecided = append(p.undecided, undecidedPod{pod, held})
@@ -75,8 +75,7 @@ func (p *podVolumes) decideAll(ctx context.Context) error {
 	return nil
 }
 
-// takeClaimsOfPods takes the claims of waiting pods, and their persistent volumes, even if labels
-// don't match them.
+// takeClaimsOfPods takes waiting pods' claims and persistent volumes, even if labels don't match.
 func (p *podVolumes) takeClaimsOfPods(ctx context.Context) error {
 	missing := map[types.NamespacedName]string{}
 	for _, undecided := range p.undecided {

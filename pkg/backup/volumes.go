@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// Annotations of pods, with lists of volumes separated by commas.
+// These annotations of pods list volumes, separated by commas.
 const (
 	includeVolumesAnnotation = "backup.holdfast.io/backup-volumes"
 	excludeVolumesAnnotation = "backup.holdfast.io/backup-volumes-excludes"
@@ -30,15 +30,14 @@ const (
 	tokenVolumePrefix = "default-token"
 )
 
-// Volumes moves the data of volumes. The implementer stops uploads that have not ended when Run
-// returns.
+// Volumes moves the data of volumes. The implementer stops unfinished uploads when Run returns.
 type Volumes interface {
-	// Submit hands over a volume once, without waiting for its upload. One that has ended is counted.
+	// Submit hands over a volume once, without waiting. An ended one is counted.
 	Submit(ctx context.Context, volume *format.Volume) error
-	// Cut returns when the snapshots of submitted volumes are cut, which it records in them. Those that
-	// have ended by then have their status.
+	// Cut returns when the snapshots of submitted volumes are cut, which it records in them. Ended
+	// volumes then have their status.
 	Cut(ctx context.Context, volumes []*format.Volume) error
-	// Wait returns when the submitted volumes have ended and have their status.
+	// Wait returns when submitted volumes have ended and have their status.
 	Wait(ctx context.Context, volumes []*format.Volume) error
 }
 
@@ -46,12 +45,11 @@ type skippedVolume struct {
 	volume string
 	claim  string
 	reason string
-	// asked is true when the pod names the volume, so that the user must know. excluded is true when it
-	// names it in our annotation to leave it out.
+	// asked: the pod names the volume, so the user must know. excluded: our annotation leaves it out.
 	asked, excluded bool
 }
 
-// pickedVolume is a volume whose files are read in its pod or, if it is cut, in a snapshot.
+// pickedVolume is read in its pod or, if cut, in a snapshot.
 type pickedVolume struct {
 	corev1.Volume
 	cut bool
@@ -80,8 +78,8 @@ func defaultsOf(defaultVolumesToFsBackup *bool) defaults {
 	return takeNone
 }
 
-// take reports whether an unnamed volume is taken. The claim of a generic ephemeral volume is
-// deleted with its pod, so it is scratch space.
+// take reports whether an unnamed volume is taken. A generic ephemeral volume is scratch space: its
+// claim is deleted with its pod.
 func (d defaults) take(volume *corev1.Volume) bool {
 	return d == takeAll || d == takeClaims && volume.PersistentVolumeClaim != nil
 }
@@ -109,9 +107,8 @@ func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
 	return found
 }
 
-// pickVolumes returns the volumes of a pod to upload: by a volume policy, else by the pod's
-// annotations, else by default. It never picks volumes whose content is in the API, in an image, or
-// out of reach.
+// pickVolumes returns a pod's volumes to upload: by a volume policy, else by the pod's annotations,
+// else by default. It never picks volumes whose content is in the API, in an image, or out of reach.
 func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action, cuts func(volume *corev1.Volume, otherwise bool) bool) (picked []pickedVolume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
@@ -193,22 +190,21 @@ func claimOf(pod *corev1.Pod, volume *corev1.Volume) string {
 	case volume.PersistentVolumeClaim != nil:
 		return volume.PersistentVolumeClaim.ClaimName
 	case volume.Ephemeral != nil:
-		// Kubernetes makes this claim for a generic ephemeral volume.
+		// Kubernetes names it so for a generic ephemeral volume.
 		return pod.Name + "-" + volume.Name
 	}
 	return ""
 }
 
-// isMirror reports whether a kubelet made the pod for a file on its node. It may do so in any
-// namespace.
+// isMirror reports whether a kubelet made the pod for a file on its node, in any namespace.
 func isMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
 }
 
-// whyNotRunning says why a pod's volumes can't be read and its hooks not run, or returns "". The
-// node of a read pod gets the key of its namespace's repository. With a mirror pod, a node could
-// get the key of a namespace that has no pod there.
+// whyNotRunning says why a pod's volumes can't be read and its hooks not run, or returns "". A read
+// pod's node gets the key of the namespace's repository. With a mirror pod, a node could get the key of
+// a namespace that has no pod there.
 func whyNotRunning(pod *corev1.Pod) string {
 	switch {
 	case isMirror(pod):

@@ -23,22 +23,21 @@ import (
 
 const maxOutput = 4 << 10
 
-// Client runs commands in pods, with the rights of its configuration.
+// Client runs commands in pods, with its configuration's rights.
 type Client struct {
 	Kube   kubernetes.Interface
 	Config *rest.Config
 }
 
-// NotRunError means that a command has certainly not run, and may be repeated: there was no
-// connection, or the server was busy.
+// NotRunError reports that a command has not run, and may be repeated: there was no connection, or the
+// server was busy.
 type NotRunError struct{ Reason error }
 
 func (e NotRunError) Error() string { return e.Reason.Error() }
 
 func (e NotRunError) Unwrap() error { return e.Reason }
 
-// answered records whether the last answer was that the server is busy: errors of streams may lack
-// the status.
+// answered records whether the server was busy: errors of streams may lack the status.
 type answered struct {
 	next http.RoundTripper
 	busy bool
@@ -50,8 +49,8 @@ func (a *answered) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// Exec runs a command in a container, and returns its bounded output. It returns at the end of ctx,
-// whatever the command does. Its error may be a NotRunError.
+// Exec runs a command in a container, and returns its bounded output. It returns when ctx ends, even if
+// the command runs on. Its error may be a NotRunError.
 func (c *Client) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	request := c.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
@@ -84,8 +83,7 @@ func (c *Client) Exec(ctx context.Context, pod enginev1alpha1.PodReference, cont
 	return output.text(), err
 }
 
-// bounded keeps the beginning of an output. It is safe for concurrent use: a late command may still
-// write.
+// bounded keeps an output's beginning. It is safe for concurrent use: a late command may still write.
 type bounded struct {
 	mu      sync.Mutex
 	kept    []byte

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hooks is common to hooks of backups and restores: it selects pods, parses annotations,
-// and runs commands in containers.
+// Package hooks is common to hooks of backups and restores: it selects pods, parses annotations, and
+// runs commands in containers.
 package hooks
 
 import (
@@ -28,7 +28,7 @@ const (
 
 var podsResource = schema.GroupResource{Resource: "pods"}
 
-// Words are the words by which an entry of a spec's hooks selects its pods.
+// Words select the pods of an entry of a spec's hooks.
 type Words struct {
 	Name                                   string
 	IncludedNamespaces, ExcludedNamespaces []string
@@ -36,14 +36,14 @@ type Words struct {
 	LabelSelector                          *metav1.LabelSelector
 }
 
-// Selector says which pods an entry is for.
+// Selector selects an entry's pods.
 type Selector struct {
 	pods       bool
 	namespaces *selection.Namespaces
 	labels     labels.Selector
 }
 
-// Parse makes ready the words of a spec, which was validated.
+// Parse parses a validated spec's words.
 func (w Words) Parse() (*Selector, error) {
 	namespaces, problems := selection.ParseNamespaces(w.IncludedNamespaces, w.ExcludedNamespaces, nil)
 	resources, more := selection.ParseResources(selection.ResourceLists{IncludedResources: w.IncludedResources, ExcludedResources: w.ExcludedResources}, namespaces, nil)
@@ -60,14 +60,14 @@ func (w Words) Parse() (*Selector, error) {
 	return &Selector{resources.Bind(pods.Resolve).Included(podsResource, true), namespaces, selector}, nil
 }
 
-// pods are the names of pods; only they have containers.
+// pods: only they have containers.
 var pods = func() selection.Called {
 	called := selection.Called{}
 	called.Add(podsResource, "pod", "po")
 	return called
 }()
 
-// Idle returns a text for each word without effect: those that select no pods, or exclude all.
+// Idle returns a text for each word that selects no pods, or excludes all.
 func (w Words) Idle() (texts []string) {
 	for _, word := range w.IncludedResources {
 		if !pods.Means(word, podsResource) {
@@ -98,8 +98,8 @@ func Command(annotation string) []string {
 	return []string{annotation}
 }
 
-// Container returns the container for a command, by default the first; problem says why it can't
-// run there.
+// Container returns the container for a command, by default the first; problem says why it can't run
+// there.
 func Container(pod *corev1.Pod, name string, command []string) (container, problem string) {
 	containers := slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers)
 	switch {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package runlog is the log of a backup or restore: logfmt, compressed at once, in bounded memory,
-// readable while written. A reader gets a gzip stream; one that is cut off is of an incomplete log.
+// readable while written. A reader gets a gzip stream; a cut off one is of an incomplete log.
 package runlog
 
 import (
@@ -22,31 +22,31 @@ import (
 const (
 	// MaxBytes bounds a compressed log: half a million lines, or a third of that with a reader.
 	MaxBytes = 8 << 20
-	// reservedBytes are for warnings and errors after other lines have filled the log.
+	// reservedBytes are for warnings and errors once other lines fill the log.
 	reservedBytes = 1 << 20
-	// MaxIncluded is a bound for Include that leaves most of a log to its own lines.
+	// MaxIncluded, for Include, leaves most of a log to its own lines.
 	MaxIncluded = 1 << 20
 	// pace is how often a reader flushes new lines, at the cost of a few bytes.
 	pace = 500 * time.Millisecond
-	// Heartbeat is the time between empty blocks to an idle reader, which distinguish a quiet log
-	// from a dead writer.
+	// Heartbeat is the time between empty blocks to an idle reader: they distinguish a quiet log from a
+	// dead writer.
 	Heartbeat = 5 * time.Second
 )
 
 // nothing is an empty block of a compressed stream, valid after a flush.
 var nothing = []byte{0, 0, 0, 0xff, 0xff}
 
-// Log is the log of one run, of at most MaxBytes. Its end has the number of omitted lines. It is
-// safe for concurrent use.
+// Log is one run's log, of at most MaxBytes. Its end has the number of omitted lines. It is safe for
+// concurrent use.
 type Log struct {
 	clock clock.PassiveClock
 
 	mu         sync.Mutex
-	buffer     bytes.Buffer // it is not read from, so its bytes stay in place
+	buffer     bytes.Buffer // not read from, so its bytes stay in place
 	compressed *gzip.Writer
 	handler    slog.Handler
 	leftOut    int
-	// readable is the length of the whole blocks; flushed is true if they have all lines.
+	// readable is the length of whole blocks; flushed is true if they have all lines.
 	readable int
 	flushed  bool
 	// over is true after the last line, ended if the log is complete.
@@ -99,7 +99,7 @@ func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) 
 	l.tellLocked()
 }
 
-// Include adds the first lines of another log, from its End or Copy, up to a number of compressed bytes. It
+// Include adds another log's first lines, from its End or Copy, up to a number of compressed bytes, and
 // counts the others. After the end it does nothing.
 func (l *Log) Include(ended []byte, most int) {
 	if len(ended) == 0 {
@@ -169,8 +169,8 @@ func (l *Log) flushLocked() {
 	}
 }
 
-// from returns the readable content after an offset, whether that is all, and a channel that is
-// closed on changes.
+// from returns the content after an offset, whether that is all, and a channel that is closed on
+// changes.
 func (l *Log) from(offset int) (content []byte, over bool, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +202,6 @@ func (l *Log) Copy(ctx context.Context, to io.Writer, follow bool) error {
 	}
 }
 
-// await waits for a change, and then for pace, since lines come in bursts.
 func (l *Log) await(ctx context.Context, to io.Writer, changed <-chan struct{}) error {
 	beat := time.NewTicker(Heartbeat)
 	defer beat.Stop()
@@ -226,13 +225,13 @@ func (l *Log) await(ctx context.Context, to io.Writer, changed <-chan struct{}) 
 	}
 }
 
-// Logs are the logs of the runs of this process. It is safe for concurrent use; nil keeps none.
+// Logs are the logs of this process's runs. It is safe for concurrent use; nil keeps none.
 type Logs struct {
 	mu   sync.Mutex
 	logs map[types.UID]*Log
 }
 
-// Begin begins the log of a run. end is called after the last line.
+// Begin begins a run's log. end is called after the last line.
 func (l *Logs) Begin(uid types.UID, clock clock.PassiveClock) (log *Log, end func()) {
 	log = New(clock)
 	if l == nil {
@@ -254,7 +253,7 @@ func (l *Logs) Begin(uid types.UID, clock clock.PassiveClock) (log *Log, end fun
 	}
 }
 
-// Get returns the log of a run, or nil if it is not executed here.
+// Get returns a run's log, or nil if it is not executed here.
 func (l *Logs) Get(uid types.UID) *Log {
 	l.mu.Lock()
 	defer l.mu.Unlock()

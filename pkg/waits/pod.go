@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// PodReason says why a pod does not run yet, by its status; empty if unknown.
+// PodReason says why a pod does not run yet, by its status; "" if unknown.
 func PodReason(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
@@ -31,7 +31,6 @@ func PodReason(pod *corev1.Pod) string {
 	return ""
 }
 
-// isSidecar reports whether an init container runs beside the containers.
 func isSidecar(pod *corev1.Pod, name string) bool {
 	for _, c := range pod.Spec.InitContainers {
 		if c.Name == name && c.RestartPolicy != nil {

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package waits records what a backup or restore waits for, by the work's context. Texts should be
+// Package waits records, by the work's context, what a backup or restore waits for. Texts should be
 // stable: each change may be a write of the run's record.
 package waits
 
@@ -19,7 +19,7 @@ import (
 
 const longer = 3 * time.Second
 
-// Waits are what a run waits for now. They are safe for concurrent use.
+// Waits are a run's present waits. They are safe for concurrent use.
 type Waits struct {
 	clock clock.PassiveClock
 
@@ -27,16 +27,16 @@ type Waits struct {
 	current map[*Wait]struct{}
 }
 
-// New returns Waits of a run that waits for nothing yet.
+// New returns Waits of a run that waits for nothing.
 func New(clock clock.PassiveClock) *Waits {
 	return &Waits{clock: clock, current: map[*Wait]struct{}{}}
 }
 
-// Wait is something that is waited for.
+// Wait is one wait.
 type Wait struct {
 	of    *Waits
 	since time.Time
-	// anyone is true if every reader of the run may see it; else only readers of namespace.
+	// anyone: every reader of the run may see it; else only readers of namespace.
 	anyone    bool
 	namespace string
 	text      string
@@ -72,7 +72,7 @@ func begin(ctx context.Context, w Wait) *Wait {
 	return &w
 }
 
-// Set says more of what is waited for. Empty leaves it as it is.
+// Set replaces the text. "" leaves it.
 func (w *Wait) Set(text string) {
 	if w == nil || text == "" {
 		return
@@ -92,8 +92,8 @@ func (w *Wait) End() {
 	delete(w.of.current, w)
 }
 
-// Line returns what a run of a namespace waits for in one line, the longest wait first. A tenant's
-// line names only its own namespace, and counts the rest.
+// Line returns a run's waits in one line, the longest first. A tenant's names only its own namespace,
+// and counts the rest.
 func (w *Waits) Line(namespace, systemNamespace string) string {
 	if w == nil {
 		return ""

@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package archive writes and reads the tarball of a backup, in the layout of Velero (its
-// pkg/archive and pkg/backup): one gzipped tar, item by item, without a temporary file. Its memory
-// depends on the largest item, not on their number.
+// Package archive writes and reads a backup's tarball in Velero's layout (its pkg/archive and
+// pkg/backup): one gzipped tar, without a temporary file. Memory depends only on the largest item.
 //
 //	metadata/version                                            first, "1.2.0\n"
 //	resources/RESOURCE[.GROUP]/namespaces/NAMESPACE/NAME.json   a namespaced item

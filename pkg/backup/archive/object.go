@@ -10,25 +10,25 @@ import (
 	"io"
 )
 
-// MaxObjectBytes bounds an object that is read by itself. No API server accepts one as large.
+// MaxObjectBytes bounds an object. No API server accepts one as large.
 const MaxObjectBytes = 16 << 20
 
-// ErrPlace says that an object is not where the manifest says.
+// ErrPlace reports an object that is not where the manifest says.
 var ErrPlace = errors.New("the object does not lie where the manifest says")
 
-// PartBytes returns how many bytes, from a gzip member on, suffice to read an object of a size at a
-// Position's offset. It fails with ErrPlace for a place that no Writer gives.
+// PartBytes returns how many bytes of a gzip member suffice to read an object of a size at a Position's
+// offset. Impossible places are ErrPlace.
 func PartBytes(offset, size int64) (int64, error) {
 	if offset < 0 || size < 0 || offset > 4*MaxObjectBytes || size > MaxObjectBytes {
 		return 0, fmt.Errorf("%w: %d bytes from %d", ErrPlace, size, offset)
 	}
-	// Headers, also of long paths, and the overhead of incompressible data.
+	// For long paths' headers and incompressible data.
 	const headers = 128 << 10
 	return (offset + size + headers) / 100 * 101, nil
 }
 
-// ReadObject reads the first copy of an object of a size, in any version. part begins with a gzip
-// member, and the object's header is at the offset. It fails with ErrPlace for another object.
+// ReadObject reads an object's first copy, in any version. part begins with a gzip member, and the
+// object's header is at the offset. Another object is ErrPlace.
 func ReadObject(part io.Reader, offset int64, item Item, size int64) ([]byte, error) {
 	reader, err := NewReaderAt(bufio.NewReader(part), offset)
 	if err != nil {

@@ -20,18 +20,17 @@ const MaxBytes = 16 << 30
 // MaxItems bounds the objects of a backup.
 const MaxItems = 1_000_000
 
-// ErrTooMany says that a backup has more objects than MaxItems.
+// ErrTooMany reports more objects than MaxItems.
 var ErrTooMany = fmt.Errorf("there are more objects than a restore reads, which are %d: make several backups, each of some namespaces", MaxItems)
 
-// ErrTooLarge says that a backup's objects take more memory than a restore has.
+// ErrTooLarge reports objects that exceed the memory of a restore.
 var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
 
-// ErrBomb says that a tarball decompresses to far more than its size allows.
+// ErrBomb reports a tarball that decompresses to far more than its size allows.
 var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
 
 const (
-	// maxRatio bounds the ratio of compression beyond ratioFrom. Very similar objects have a ratio
-	// of 50.
+	// maxRatio bounds the compression beyond ratioFrom. Very similar objects reach 50.
 	maxRatio  = 250
 	ratioFrom = 256 << 20
 )
@@ -40,9 +39,8 @@ const (
 type Entry struct {
 	Item
 	Path string
-	// Versioned is false for the copy that every restore reads, which has no Version.
+	// Versioned is false for the copy that every restore reads.
 	Versioned bool
-	// Preferred is true for a versioned copy of the group's preferred version.
 	Preferred bool
 	Size      int64
 	Offset    int64
@@ -58,8 +56,8 @@ type Reader struct {
 // NewReader returns a Reader of a whole tarball.
 func NewReader(r io.Reader) (*Reader, error) { return NewReaderAt(r, 0) }
 
-// NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset
-// decompressed bytes.
+// NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset decompressed
+// bytes.
 func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	in := &countingReader{r: r}
 	decompressed, err := gzip.NewReader(in)
@@ -73,8 +71,8 @@ func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
-// Next moves to the next copy of an object. It returns io.EOF at the end, and an error for a path
-// that leaves the tarball.
+// Next moves to the next copy. It returns io.EOF at the end, and an error for a path outside the
+// tarball.
 func (r *Reader) Next() (Entry, error) {
 	for {
 		header, err := r.tar.Next()
@@ -107,7 +105,7 @@ func (r *Reader) Next() (Entry, error) {
 	}
 }
 
-// Read reads the content of the current entry.
+// Read reads the current entry's content.
 func (r *Reader) Read(p []byte) (int, error) { return r.tar.Read(p) }
 
 func containsParent(path string) bool {
@@ -143,8 +141,7 @@ func parsePath(path string) (Entry, bool) {
 	return entry, isItem && isSegment(entry.Name)
 }
 
-// allSegments reports whether all segments are valid. Without its namespace an item would pass for
-// a cluster-scoped one.
+// allSegments validates segments: without a namespace an item would pass for a cluster-scoped one.
 func allSegments(segments []string) bool {
 	for _, segment := range segments {
 		if !isSegment(segment) {

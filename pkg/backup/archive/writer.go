@@ -30,8 +30,8 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
-	// memberBytes is the minimum of a gzip member, which is read to read one object. With smaller
-	// ones a tarball would exceed Velero's.
+	// memberBytes is a gzip member's minimum, read for one object. Smaller ones would make tarballs
+	// larger than Velero's.
 	memberBytes = 1 << 20
 )
 
@@ -43,14 +43,11 @@ type Item struct {
 	Name      string
 }
 
-// ErrItem says that an item can't be part of a tarball, which stays usable.
+// ErrItem reports an unusable item. The tarball stays usable.
 var ErrItem = errors.New("the object can't be in the tarball")
 
-// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem
-// every further call fails.
-//
-// Its gzip members are compressed in parallel, one for each processor, and written in order by the
-// caller.
+// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem every
+// call fails. Gzip members are compressed in parallel, and written in order by the caller.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
@@ -66,9 +63,8 @@ type Writer struct {
 type member struct {
 	plain, compressed bytes.Buffer
 	comment           string
-	// begins is its place in plain bytes.
-	begins int64
-	// added learn their Position when the member's place is known.
+	begins            int64
+	// added wait for their Position until the member's place is known.
 	added []added
 	done  chan struct{}
 }
@@ -78,22 +74,20 @@ type added struct {
 	placed func(Position)
 }
 
-// Position is the place of an object: its first copy's header is at Offset in the decompressed
-// bytes from the gzip member at Member on.
+// Position is where an object's first copy has its header: at Offset in the decompressed bytes from the
+// gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
 const maxParallel = 4
 
-// modestRatio is the ratio above which a member is compressed less: readers refuse too high a
-// ratio.
+// modestRatio is the ratio above which a member is compressed less: readers refuse high ratios.
 const modestRatio = maxRatio / 2
 
-// compressors are kept, since they allocate more than they compress. The modest ones reach a ratio
-// of eight.
+// compressors are reused: they allocate more than they compress. The modest ones reach a ratio of eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter begins a tarball on w, as several gzip members. Every entry has the given time, so that
-// equal items give equal bytes. The backup's name makes the tarballs of two backups differ.
+// NewWriter begins a tarball on w. The time is each entry's, so equal items give equal bytes. The name
+// makes two backups' tarballs differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -114,7 +108,7 @@ type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
 
-// WriteItem adds the JSON of one object, once, and waits for its Position.
+// WriteItem adds one object as Add, and waits for its Position.
 func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := w.write(0); err != nil {
 		return Position{}, err
@@ -127,8 +121,7 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	return position, w.Add(item, content, func(Position) {})
 }
 
-// Add adds the JSON of one object. A later call, or Close, calls placed, in the order of the
-// objects.
+// Add adds one object's JSON. A later call, or Close, calls placed, in order.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	if err := item.Check(len(content)); err != nil {
 		return err
@@ -142,7 +135,7 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	}
 	offset := w.plain.written - w.current.begins
 	w.current.added = append(w.current.added, added{offset, placed})
-	// A restore that negotiates versions reads the second copy, any other the first.
+	// Restores that negotiate versions read the second copy, others the first.
 	for i, versionFolder := range []string{"", item.Version + preferredSuffix} {
 		w.path = item.appendPath(w.path[:0], versionFolder)
 		if err := w.writeEntry(string(w.path), content, i > 0); err != nil {
@@ -152,8 +145,8 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	return nil
 }
 
-// nextMember begins another gzip member after a full one. It is called between an entry's header
-// and its content, so that a tarball cut there does not seem to end.
+// nextMember begins a gzip member after a full one, between an entry's header and content: a tarball
+// cut there does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -174,8 +167,7 @@ func (w *Writer) seal() {
 	w.current.begins = w.plain.written
 }
 
-// compress uses the standard library's compressor, as Velero: a faster one needs some percent more
-// room.
+// compress uses the standard library, as Velero: faster compressors need some percent more room.
 func (m *member) compress() {
 	defer close(m.done)
 	m.compressWith(&compressors, gzip.DefaultCompression)
@@ -220,7 +212,7 @@ func (w *Writer) write(left int) error {
 	return nil
 }
 
-// Close ends the tarball. It does not close the writer below.
+// Close ends the tarball, but does not close the writer below.
 func (w *Writer) Close() error {
 	if err := w.tar.Close(); err != nil {
 		return fmt.Errorf("end the tarball: %w", err)
@@ -229,7 +221,6 @@ func (w *Writer) Close() error {
 	return w.write(0)
 }
 
-// writeEntry writes a file. If mayEnd, a gzip member may end before its content.
 func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	w.header.Name, w.header.Size = path, int64(len(content))
 	if err := w.tar.WriteHeader(&w.header); err != nil {
@@ -246,8 +237,8 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// Check fails with ErrItem for an object, or a size, that can't be in a tarball, as a name that
-// would leave its folder.
+// Check fails with ErrItem if the object, or the size, can't be in a tarball, as a name that would leave
+// its folder.
 func (i Item) Check(bytes int) error {
 	if bytes > MaxObjectBytes {
 		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, bytes, MaxObjectBytes)
@@ -260,8 +251,7 @@ func (i Item) Check(bytes int) error {
 	return nil
 }
 
-// isName reports whether an API server allows a name. A restore refuses a whole backup with another
-// one.
+// isName reports whether an API server allows a name. A restore refuses a backup with others.
 func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {
@@ -287,7 +277,6 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// meter counts the written bytes, and fails beyond the limit of readers.
 type meter struct {
 	w             io.Writer
 	left, written int64

@@ -21,7 +21,7 @@ import (
 
 const labelBackupUID = "velero.io/backup-uid"
 
-// ErrOther says that the folder or an object in it is another backup's.
+// ErrOther reports another backup's folder or object.
 var ErrOther = errors.New("it is another backup")
 
 // Refusal says why a deletion needs an administrator.
@@ -38,22 +38,21 @@ func refused(cause error, text string, args ...any) error {
 	return &Refusal{fmt.Sprintf(text, args...), cause}
 }
 
-// Deletion removes a backup from its folder, also the rest of an earlier deletion. Look comes
-// first, then RemoveMetadata, so that no reader begins, then RemoveRest. Each object was listed
-// before its owner was checked.
+// Deletion removes a backup from its folder, also an earlier deletion's rest. Look comes first, then
+// RemoveMetadata, so that no reader begins, then RemoveRest. Each object is listed before its owner is
+// checked.
 type Deletion struct {
 	Folder
 	Remover store.Remover
-	// Present fails if the deletion is over, so that the name may be another backup's. It is called
-	// before each removal, since anything may take long.
+	// Present fails if the deletion is over: the name may be another backup's. It is called before each
+	// removal.
 	Present func() error
 
-	// Snapshots are the ids of the backup's snapshots, by the namespace of their repository. Look
-	// sets it.
+	// Snapshots are ids by their repository's namespace. Look sets it.
 	Snapshots map[string][]string
 
-	// Stored is the backup by its metadata, or by its copy if another writer has replaced the
-	// metadata; nil without both. Look sets it.
+	// Stored is the backup by its metadata, or by its copy if another writer has replaced that; nil
+	// without both. Look sets it.
 	Stored *v1alpha1.Backup
 
 	metadata *store.Object
@@ -61,8 +60,7 @@ type Deletion struct {
 	named format.Contents
 }
 
-// Look reads the owner of the folder and the snapshots. The error is ErrOther if the folder is
-// another backup's.
+// Look reads the folder's owner and the snapshots. Another backup's folder is ErrOther.
 func (d *Deletion) Look(ctx context.Context) error {
 	var err error
 	d.metadata, err = d.describe(ctx)
@@ -82,12 +80,11 @@ func (d *Deletion) Look(ctx context.Context) error {
 	case d.metadata == nil:
 		return d.other(format.OwnerKey(d.StoreName), owner)
 	}
-	// A paused process has written the metadata after this backup was deleted. All else in the
-	// folder is the owner's.
+	// A paused process wrote the metadata after this backup's deletion. The rest is the owner's.
 	return nil
 }
 
-// RemoveMetadata removes the metadata that Look has found.
+// RemoveMetadata removes the metadata that Look found.
 func (d *Deletion) RemoveMetadata(ctx context.Context) error {
 	if d.metadata == nil {
 		return nil
@@ -110,8 +107,8 @@ func (d *Deletion) other(key string, uid types.UID) error {
 	return refused(ErrOther, "%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, d.UID, d.StoreName)
 }
 
-// describe returns the metadata object, or nil. It fails for another backup's. It describes the
-// object before it reads it, so an object that was replaced in between is not removed.
+// describe returns the metadata object, or nil, and fails for another backup's. It is described before
+// it is read, so an object replaced in between stays.
 func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	var described store.Object
 	err := d.Try(ctx, func(ctx context.Context) (err error) {
@@ -142,9 +139,9 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	return &described, nil
 }
 
-// beneath finds out whether another writer, such as Velero, has replaced this backup's metadata.
-// Then the attempt's copy names the backup's objects. With neither copy nor owner nothing is left
-// of it. Otherwise the other metadata is a refusal.
+// beneath finds out whether another writer, such as Velero, has replaced this backup's metadata. Then
+// the attempt's copy names its objects. With neither copy nor owner nothing of it is left. Otherwise it
+// returns other.
 func (d *Deletion) beneath(ctx context.Context, other error) error {
 	backup, err := d.Copy(ctx)
 	if err != nil && !errors.Is(err, ErrUnreadable) {
@@ -231,7 +228,7 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 
 const unusable = "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data"
 
-// moved adds the snapshots that Velero's data mover has uploaded. A backup of Holdfast's has none.
+// moved adds snapshots uploaded by Velero's data mover, which Holdfast's backups lack.
 func (d *Deletion) moved(ctx context.Context, ids map[string][]string) error {
 	if d.named != nil || d.Stored != nil && d.Stored.Status.Origin != nil && d.Stored.Status.Origin.ClusterUID != "" {
 		return nil
@@ -256,9 +253,8 @@ func (d *Deletion) moved(ctx context.Context, ids map[string][]string) error {
 	return refused(nil, unusable, key, bad)
 }
 
-// RemoveRest removes the rest of the folder, the lists of volumes second to last, and the owner
-// last: no other backup writes while the owner exists. Beneath other metadata the copy is last,
-// which names the rest.
+// RemoveRest removes the rest: the lists of volumes second to last, and the owner last, as no other
+// backup writes while it exists. Beneath other metadata, the copy that names the rest is last.
 func (d *Deletion) RemoveRest(ctx context.Context) error {
 	// Without metadata, changes of the expiration are not needed.
 	if err := d.RemoveExpirations(ctx, d.Remover, d.Present); err != nil {
@@ -273,7 +269,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 		case err != nil:
 			return err
 		case owner != "" && owner != d.UID:
-			return nil // another backup's by now
+			return nil // by now another backup's
 		}
 		slices.SortStableFunc(objects, func(a, b store.Object) int { return cmp.Compare(d.rank(a.Key), d.rank(b.Key)) })
 		again := false
@@ -287,7 +283,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 				continue
 			}
 			if object.Key == format.MetadataKey(d.StoreName) {
-				// It did not exist before: a late write of this backup, or another writer.
+				// It is new: this backup's late write, or another writer's.
 				if _, err := d.describe(ctx); err != nil {
 					return err
 				}

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Expirations lists the changes of the backup's expiration, beside its folder.
+// Expirations lists changes of the backup's expiration, beside its folder.
 func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -35,9 +35,8 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 }
 
 // NewestExpiration returns the change that counts for the given metadata, or nil, and the last used
-// number. A change counts if the backup's own cluster signed it: with the key of the metadata, or,
-// for this cluster's backup, with one of keys. A failed read is an error. Other changes are
-// skipped: any writer to the store could have made them.
+// number. A change counts if the backup's own cluster signed it: with the metadata's key or, for this
+// cluster's backup, one of keys. Any writer to the store could make others.
 func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
@@ -71,7 +70,7 @@ func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clus
 	return nil, last, nil
 }
 
-// Creator creates a missing object, or fails with store.ErrExists.
+// Creator creates an object, or fails with store.ErrExists.
 type Creator interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
@@ -83,9 +82,8 @@ var (
 
 const changeAttempts = 5
 
-// Change signs and writes another change beside the backup's folder, and returns the one that
-// counts then. next makes it from the current state; false means to write nothing. If another
-// writer was first, next is called again.
+// Change signs and writes another change, and returns the one that counts then. next makes it from the
+// current state; false writes nothing. If another writer was first, next is called again.
 func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *v1alpha1.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)
@@ -133,13 +131,13 @@ func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster,
 func believed(change *format.Expiration, of *v1alpha1.Backup, clusterUID string, keys []string) bool {
 	origin := of.Status.Origin
 	if origin == nil || origin.Trust != "" || change.ClusterUID != origin.ClusterUID {
-		return false // the metadata is not as its cluster signed it
+		return false // not as its cluster signed it
 	}
 	return change.PublicKey == origin.PublicKey || origin.ClusterUID == clusterUID && slices.Contains(keys, change.PublicKey)
 }
 
 // Find returns the backup with this uid from its metadata, or from its copy if another writer has
-// replaced the metadata; nil if there is none.
+// replaced that; else nil.
 func (f *Folder) Find(ctx context.Context) (*v1alpha1.Backup, error) {
 	for _, read := range []func(context.Context) (*v1alpha1.Backup, error){f.Metadata, f.Copy} {
 		backup, err := read(ctx)
@@ -153,7 +151,7 @@ func (f *Folder) Find(ctx context.Context) (*v1alpha1.Backup, error) {
 	return nil, nil
 }
 
-// RemoveExpirations removes the changes of a removed backup.
+// RemoveExpirations removes a removed backup's changes.
 func (f *Folder) RemoveExpirations(ctx context.Context, remover store.Remover, present func() error) error {
 	objects, err := f.Expirations(ctx)
 	if err != nil {

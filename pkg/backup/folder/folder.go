@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package folder reads and removes the folder of a backup in its store: its owner, its metadata and
-// its objects. docs/design/fences.md has the reasons for the order of its steps.
+// Package folder reads and removes a backup's folder in its store. docs/design/fences.md explains the
+// order of steps.
 package folder
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Folder is the folder of a backup in its store.
+// Folder is a backup's folder in its store.
 type Folder struct {
 	// Place is the folder and its reader; Clock tells Now.
 	format.Place
@@ -30,7 +30,7 @@ type Folder struct {
 	Try func(ctx context.Context, request func(context.Context) error) error
 }
 
-// ErrUnreadable says that the folder's owner is unknown.
+// ErrUnreadable reports an unknown owner.
 var ErrUnreadable = errors.New("its metadata can't be read")
 
 // UnreadableError is ErrUnreadable for the object Key.
@@ -45,8 +45,7 @@ func (e *UnreadableError) Error() string {
 
 func (e *UnreadableError) Unwrap() []error { return []error{ErrUnreadable, e.Cause} }
 
-// Owner returns the folder's owner, or nil if it has none, as Velero's. It fails with an
-// UnreadableError.
+// Owner returns the folder's owner; nil for none, as Velero's. Bad content is an UnreadableError.
 func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	key := format.OwnerKey(f.StoreName)
 	data, err := f.read(ctx, key, format.MaxOwnerBytes)
@@ -63,13 +62,13 @@ func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	return &owner, nil
 }
 
-// Metadata returns the stored backup of any uid, or nil. It fails with an UnreadableError.
+// Metadata returns the stored backup of any uid, or nil. Bad content is an UnreadableError.
 func (f *Folder) Metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
-// Copy returns the last attempt's copy of our own metadata, of any uid, or nil; earlier attempts
-// are revoked. It fails with an UnreadableError.
+// Copy returns the last attempt's copy of our metadata, of any uid, or nil; earlier attempts are
+// revoked. Bad content is an UnreadableError.
 func (f *Folder) Copy(ctx context.Context) (backup *v1alpha1.Backup, err error) {
 	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
 		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
@@ -97,7 +96,7 @@ func (f *Folder) backup(ctx context.Context, key string) (*v1alpha1.Backup, erro
 	return found, nil
 }
 
-// List describes all objects in the folder, and the remains of dead writers.
+// List returns all objects in the folder, and dead writers' remains.
 func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -112,7 +111,7 @@ func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	return objects, err
 }
 
-// Read opens an object and has it read.
+// Read passes an object's content to read.
 func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) error) error {
 	return f.Try(ctx, func(ctx context.Context) error {
 		content, err := f.Store.Get(ctx, key)
@@ -124,7 +123,7 @@ func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) erro
 	})
 }
 
-// read reads a small object: at most one byte more than the limit.
+// read returns at most one byte beyond the limit.
 func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte, err error) {
 	err = f.Read(ctx, key, func(r io.Reader) (err error) {
 		data, err = io.ReadAll(io.LimitReader(r, limit+1))
@@ -133,7 +132,7 @@ func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte
 	return data, err
 }
 
-// Remove removes an object as it was listed. Another version stays.
+// Remove removes an object as listed. Another version stays.
 func (f *Folder) Remove(ctx context.Context, remover store.Remover, object store.Object) error {
 	err := f.Try(ctx, func(ctx context.Context) error { return remover.Delete(ctx, object) })
 	if errors.Is(err, store.ErrChanged) {

@@ -10,13 +10,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be
-// restored, or has not ended. It reads the folder's objects and no listing. An unreadable object is
-// an error.
+// Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be restored,
+// or has not ended. It lists nothing. An unreadable object is an error.
 //
-// A Failed, Cancelled or deleted backup never needs them again, and a running one owns its folder.
-// So the owner is read after the metadata: if a backup ends and is deleted in between, the answer
-// is still right.
+// A Failed, Cancelled or deleted backup never needs them again, and a running one owns its folder. The
+// owner is read after the metadata, so the answer is right if the backup ends and is deleted in
+// between.
 func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	metadata, err := f.Metadata(ctx)
 	if err != nil {

@@ -15,11 +15,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoList says that the list of volumes named in the metadata is missing.
+// ErrNoList reports a missing or changed list of volumes.
 var ErrNoList = errors.New("the list of its volumes is not the one that was stored with it")
 
-// Volumes returns the snapshot ids of a backup's volumes. The list counts if its digest is in the
-// given metadata.
+// Volumes returns the snapshot ids of volumes, if the list's digest is in the given metadata.
 func (f *Folder) Volumes(ctx context.Context, backup *v1alpha1.Backup) (map[format.VolumeID]string, error) {
 	contents, err := format.TakeContents(backup.DeepCopy())
 	if err != nil {
@@ -72,8 +71,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// DeletedVolumes returns the deleted volumes of the backup by the change that counts, or none if it
-// is not stored.
+// DeletedVolumes returns deleted volumes by the change that counts; none of a missing backup.
 func (f *Folder) DeletedVolumes(ctx context.Context, clusterUID string, keys []string) ([]format.DeletedVolume, error) {
 	backup, err := f.Find(ctx)
 	if err != nil || backup == nil {

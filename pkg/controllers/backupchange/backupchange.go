@@ -1,18 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupchange writes requested changes of stored backups into the stores: expirations,
-// holds, and deletions of volumes.
+// Package backupchange writes requested changes of stored backups into the stores: expirations, holds,
+// and deletions of volumes.
 //
-// A BackupChange counts at once. The package makes it a signed object beside the folder of each
-// backup (folder.Change), which survives the cluster; the record is deleted some time later.
+// A BackupChange counts at once. The package makes it a signed object beside each backup's folder
+// (folder.Change), which survives the cluster; the record is deleted later.
 //
-//   - Nothing is removed or rewritten. A change is created under the next number, by a conditional
-//     write; the loser takes a later number. It has the whole state: omitted fields and earlier
-//     deletions stay.
-//   - It may be stopped anywhere, or run twice: an object has its request, and no request is
-//     written twice.
-//   - A change concerns the backup of the requested uid only.
+//   - Nothing is removed or rewritten. A change is created under the next number, by a conditional write;
+//     the loser takes a later number. It has the whole state, with omitted fields and earlier deletions.
+//   - It may be stopped anywhere, or run twice: an object has its request, and no request is written
+//     twice.
 package backupchange
 
 import (
@@ -47,30 +45,29 @@ const (
 	firstRetry     = time.Second
 	lastRetry      = 5 * time.Minute
 	requestTimeout = time.Minute
-	// expirationRetention is how long the completed record of an expiration stays, until the
-	// catalogues have read the change.
+	// expirationRetention is how long a completed expiration's record stays, until catalogues have read
+	// the change.
 	expirationRetention = 30 * time.Minute
-	// deletionRetention is the same for a deletion, until all catalogues and their caches have the
-	// change. An API server that was down longer lists the store.
+	// deletionRetention is the same for a deletion, for catalogues and their caches. An API server that
+	// was down longer lists the store.
 	deletionRetention = 24 * time.Hour
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
-	// Keys are all public keys of the cluster.
-	Keys    []string
-	Engine  engineclient.EngineV1alpha1Interface
-	Secrets location.Secrets
-	// EnsureRepository creates the record of a namespace's repository at a location, if missing.
+	Keys      []string
+	Engine    engineclient.EngineV1alpha1Interface
+	Secrets   location.Secrets
+	// EnsureRepository is as repository.EnsureRecord.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	Events           events.EventRecorder
 	Clock            clock.WithTicker
 
 	ChangeInformer   engineinformers.BackupChangeInformer
 	LocationInformer engineinformers.StorageLocationInformer
-	// FormerExpirations and FormerDeletions are the records of the previous version.
+	// FormerExpirations and FormerDeletions are of the previous version.
 	FormerExpirations engineinformers.ExpirationChangeInformer
 	FormerDeletions   engineinformers.VolumeDeletionInformer
 }
@@ -93,14 +90,12 @@ type Controller struct {
 	expirations, deletions *lane
 }
 
-// lane carries out one of the two requests, so that no hold waits for the deletion of a long
-// history. All records of a name are in one lane, where one worker has them.
+// lane has one of the two kinds of requests, so that no hold waits for the deletion of a long history.
+// One worker has all records of a name.
 type lane struct {
 	*Controller
-	queue *loop.Loop[string]
-	// former are the records of the previous version.
-	former records
-	// deletes is true for deletions of volumes.
+	queue     *loop.Loop[string]
+	former    records
 	deletes   bool
 	retention time.Duration
 }
@@ -135,7 +130,7 @@ func New(config Config) (*Controller, error) {
 		c.deletions.watch(changes, config.FormerDeletions.Informer()))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
+// Run works until ctx ends and all work has stopped.
 func (c *Controller) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -143,7 +138,6 @@ func (c *Controller) Run(ctx context.Context) {
 	c.expirations.queue.Run(ctx, c.expirations.sync)
 }
 
-// watch enqueues new requests, and the unfinished ones of a location that is available again.
 func (l *lane) watch(informers ...cache.SharedIndexInformer) error {
 	changed := func(before, after *enginev1alpha1.BackupChange) {
 		if after.Deletes() == l.deletes && (before == nil || before.UID != after.UID || before.Generation != after.Generation) {
@@ -174,7 +168,6 @@ func (l *lane) watch(informers ...cache.SharedIndexInformer) error {
 	return errors.Join(errs...)
 }
 
-// sync carries out the requests that are recorded under a name.
 func (l *lane) sync(ctx context.Context, name string) error {
 	change, err := l.changes.get(ctx, name)
 	if err != nil {
@@ -199,7 +192,6 @@ func (l *lane) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// work is the work on one record.
 type work struct {
 	*lane
 	records records
@@ -234,7 +226,6 @@ func (w *work) retire(ctx context.Context) error {
 	return w.records.delete(ctx, w.change)
 }
 
-// finish records that the request is done.
 func (w *work) finish(ctx context.Context) error {
 	w.change.Status.ObservedGeneration, w.change.Status.CompletionTimestamp = w.change.Generation, &metav1.Time{Time: w.Clock.Now()}
 	if err := w.update(ctx); err != nil {
@@ -252,7 +243,7 @@ func (w *work) update(ctx context.Context) error {
 	return err
 }
 
-// waits records, once, that a request waits, and returns the reason for another attempt.
+// waits records, once, that a request waits, and returns why to try again.
 func (w *work) waits(ctx context.Context, message string, why error) error {
 	if ctx.Err() != nil || w.change.Status.Message == message {
 		return why
@@ -270,7 +261,6 @@ func (w *work) waits(ctx context.Context, message string, why error) error {
 	return why
 }
 
-// event records an event of the backup, or of the deleted volume.
 func (w *work) event(kind, reason, text string, args ...any) {
 	spec, action := &w.change.Spec, "ChangeExpiration"
 	about := &corev1.ObjectReference{
@@ -285,24 +275,20 @@ func (w *work) event(kind, reason, text string, args ...any) {
 	w.Events.Eventf(about, nil, kind, reason, action, "%.1000s", fmt.Sprintf(text, args...))
 }
 
-// refusal says why a change can't be made.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// asOf is the name of a storage location that shows an earlier time, so that it takes no change.
 type asOf string
 
 func (a asOf) Error() string {
 	return fmt.Sprintf("the storage location %q shows its bucket as of an earlier time, and nothing is written to it: name the backup in the location without spec.s3.asOf", string(a))
 }
 
-// noLocation says that there is no storage location of this name.
 type noLocation string
 
 func (n noLocation) Error() string { return fmt.Sprintf("there is no storage location %q", string(n)) }
 
-// bucket opens a location's store once.
 func (w *work) bucket(ctx context.Context, name string) (bucket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,8 +24,7 @@ import (
 )
 
 const (
-	// atOnce bounds the backups of one deletion that are changed at once, step those between two
-	// writes of the progress.
+	// atOnce bounds the backups changed at once, step those between two writes of the progress.
 	atOnce = 16
 	step   = 200
 	// mostChanges leaves changes of a backup for holds and expirations.
@@ -33,15 +32,13 @@ const (
 	lookAgain   = 30 * time.Second
 )
 
-// deleteVolumes deletes volume backups: a volume's whole history, or one. It writes the deletion
-// beside each backup, then a removal of the snapshots into each store, which the repository's
-// maintenance follows.
+// deleteVolumes deletes a volume's whole history, or one volume backup. It writes the deletion beside
+// each backup, then a removal of the snapshots into each store, for the repository's maintenance.
 //
 //   - A backup stays, without the volume; later changes repeat the deletion.
-//   - Held backups, and those that this cluster has not signed, stay. A later hold protects the
-//     rest.
+//   - Held backups, and backups that this cluster has not signed, stay.
 //   - A missing location refuses its backups, and delays nothing.
-//   - The removal follows the change, and waits for restores that may not have read the change.
+//   - The removal waits for restores that may not have read the change.
 func (w *work) deleteVolumes(ctx context.Context) error {
 	if err := w.changeBackups(ctx); err != nil {
 		return w.waits(ctx, "it counts, and waits to be written into the store", err)
@@ -76,7 +73,6 @@ func (w *work) deleteVolumes(ctx context.Context) error {
 	return nil
 }
 
-// changeBackups writes the deletion beside each remaining backup, or records its refusal.
 func (w *work) changeBackups(ctx context.Context) error {
 	for {
 		targets, first := w.change.Spec.Targets, int(w.change.Status.Processed)
@@ -112,8 +108,7 @@ func (w *work) changeBackups(ctx context.Context) error {
 	}
 }
 
-// recordedHolds returns the requested holds and releases that may not be in the store, by the
-// backup's uid.
+// recordedHolds returns requested holds and releases that may not be stored, by the backup's uid.
 func (w *work) recordedHolds(ctx context.Context) (map[types.UID]*bool, error) {
 	changes, err := w.Engine.BackupChanges(w.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "!" + enginev1alpha1.LabelDeletesVolumes})
 	if err != nil {
@@ -146,8 +141,8 @@ func (w *work) recordedHolds(ctx context.Context) (map[types.UID]*bool, error) {
 	return held, nil
 }
 
-// deleteFrom writes the deletion beside one backup, or returns why that is impossible. hold is a
-// request that may not be in the store.
+// deleteFrom writes the deletion beside one backup, or returns why not. hold is a request that may not
+// be stored.
 func (w *work) deleteFrom(ctx context.Context, target *enginev1alpha1.BackupChangeTarget, hold *bool) (why string, err error) {
 	spec := &w.change.Spec
 	if target.BackupName != "" {
@@ -206,8 +201,7 @@ func (w *work) deleteFrom(ctx context.Context, target *enginev1alpha1.BackupChan
 	return "", err
 }
 
-// keepShared keeps the snapshots that a remaining volume of the backup needs, and frees them when
-// none does.
+// keepShared keeps snapshots that a remaining volume needs, and frees them when none does.
 func keepShared(deleted []format.DeletedVolume, volumes map[format.VolumeID]string) {
 	goes, needed := map[format.VolumeID]bool{}, map[string]bool{}
 	for _, d := range deleted {
@@ -227,8 +221,8 @@ func keepShared(deleted []format.DeletedVolume, volumes map[format.VolumeID]stri
 	}
 }
 
-// isRead reports whether an active restore reads one of the backups. Later restores read the
-// change. Longhorn's backups are not restored here.
+// isRead reports whether an active restore reads one of the backups. Later ones read the change.
+// Longhorn's backups are not restored here.
 func (w *work) isRead(ctx context.Context) (bool, error) {
 	of := map[types.UID]bool{}
 	for i := range w.deleted() {
@@ -263,7 +257,6 @@ func (w *work) deleted() map[int]bool {
 	return deleted
 }
 
-// askForRemoval writes a removal of the snapshots into each location's store.
 func (w *work) askForRemoval(ctx context.Context) error {
 	namespace := w.change.Spec.Namespace
 	deleted, removals := w.deleted(), map[string]*format.VolumeRemoval{}

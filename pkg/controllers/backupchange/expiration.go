@@ -17,12 +17,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// appears is how long after the request an incomplete or missing backup may still appear: the
-// store may answer late.
+// appears is how long after the request an incomplete or missing backup may appear: the store may
+// answer late.
 const appears = 10 * time.Minute
 
-// changeExpiration writes a changed expiration or hold into the store, or records why that is
-// impossible. While the store does not answer, the request waits.
+// changeExpiration writes a changed expiration or hold into the store, or records why not. While the
+// store does not answer, the request waits.
 func (w *work) changeExpiration(ctx context.Context) error {
 	written, err := w.writeExpiration(ctx)
 	refused, isRefusal := errors.AsType[refusal](err)
@@ -60,8 +60,7 @@ func (w *work) changeExpiration(ctx context.Context) error {
 	return nil
 }
 
-// writeExpiration returns the newest change in the store. It fails with a refusal if the change
-// can't be made.
+// writeExpiration returns the newest change in the store, or fails with a refusal.
 func (w *work) writeExpiration(ctx context.Context) (*format.Expiration, error) {
 	spec := &w.change.Spec
 	if !w.change.Changes() {

@@ -33,8 +33,8 @@ func (w *work) refuseLonghorn(target *enginev1alpha1.BackupChangeTarget) (why st
 	return "", nil
 }
 
-// deleteLonghorns deletes Longhorn's backups, by Longhorn's rules. Missing ones count as deleted;
-// those that may not be deleted any more are refused.
+// deleteLonghorns deletes by Longhorn's rules. Missing backups count as deleted; protected ones are
+// refused.
 func (w *work) deleteLonghorns(ctx context.Context) error {
 	type volume struct{ location, name string }
 	backups := map[volume][]string{}

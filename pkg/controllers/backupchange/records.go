@@ -20,7 +20,7 @@ type Getter interface {
 	engineclient.ExpirationChangesGetter
 }
 
-// Recorded returns the recorded changes of a backup's expiration, in the order in which they apply.
+// Recorded returns recorded changes of a backup's expiration, in order.
 func Recorded(ctx context.Context, from Getter, namespace, storeName string) ([]*enginev1alpha1.BackupChange, error) {
 	change, err := recordsOf("BackupChange", from.BackupChanges(namespace)).get(ctx, storeName)
 	if err != nil {
@@ -33,13 +33,12 @@ func Recorded(ctx context.Context, from Getter, namespace, storeName string) ([]
 	return enginev1alpha1.InOrder(change, former), nil
 }
 
-// records are the records of one kind, as BackupChanges. The records of the previous version are
-// carried out where they are, with their uids: the stores may have a part of them.
+// records are of one kind, as BackupChanges. The previous version's are carried out where they are,
+// with their uids: the stores may have a part of them.
 type records struct {
-	// get returns nil for a missing record.
 	get          func(ctx context.Context, name string) (*enginev1alpha1.BackupChange, error)
 	updateStatus func(ctx context.Context, change *enginev1alpha1.BackupChange) (*enginev1alpha1.BackupChange, error)
-	// delete deletes a record in this version only: a later request may have changed it.
+	// delete deletes only this version: a later request may have changed the record.
 	delete func(ctx context.Context, change *enginev1alpha1.BackupChange) error
 }
 

@@ -3,17 +3,14 @@
 
 // Package backupdeletion removes backups from their stores on request.
 //
-//   - Nothing is removed of a waiting or running backup, or of one with another uid. Objects are
-//     described before the owner is checked, and removed in that version only: a later backup of
-//     the name is safe.
-//   - First the store gets a removal for each repository with snapshots, which its maintenance
-//     follows. Then the metadata is removed, the other objects, the list of snapshots, the folder's
-//     owner, and last the record. The store shows what is left, so another process can continue.
-//   - Held backups stay, and expired ones that are kept longer by now: recorded changes and changes
-//     in the store are read before the first removal. Later requests are refused
-//     (registry/backup.NewExpirationREST).
-//   - What a deletion waits for is in the run's status and an event, once. It does not try a store
-//     that is known not to answer.
+//   - Nothing is removed of a waiting or running backup, or of another uid: see folder.Deletion.
+//   - First the store gets a removal for each repository with snapshots, for its maintenance. Then the
+//     metadata is removed, the other objects, the list of snapshots, the folder's owner, and last the
+//     record. The store shows what is left, so another process can continue.
+//   - Held backups stay, and expired ones that are kept longer by now: changes recorded and stored are
+//     read before the first removal. Later requests are refused (registry/backup.NewExpirationREST).
+//   - The run's status and an event say, once, what a deletion waits for. It does not try a store known
+//     not to answer.
 package backupdeletion
 
 import (
@@ -46,31 +43,30 @@ import (
 const (
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
-	// askAgain is when removals are written again: well before maintenance.MaxUpload, when they may
-	// be dropped.
+	// askAgain is when removals are written again: well before maintenance.MaxUpload, when they may be
+	// dropped.
 	askAgain = 12 * time.Hour
 	workers  = 4
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 
 	Runs     engineclient.BackupRunsGetter
 	Restores engineclient.RestoreRunsGetter
 	Secrets  location.Secrets
-	// Changes has changes of expirations that may not be in the store yet.
+	// Changes has changes of expirations that may not be stored yet.
 	Changes backupchange.Getter
 	// ClusterUID and Keys are as in package identity.
 	ClusterUID string
 	Keys       []string
-	// EnsureRepository creates the record of a namespace's repository at a location, if missing.
+	// EnsureRepository is as repository.EnsureRecord.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
-	// DiscardSnapshots begins to delete the snapshots that a backup keeps in the storage of its volumes.
-	// nil: there are none.
+	// DiscardSnapshots begins to delete snapshots that a backup keeps in its volumes' storage; nil for
+	// none.
 	DiscardSnapshots func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
-	// AdoptSnapshots gives the cluster a record of stored snapshots that only a backup names. nil with
-	// DiscardSnapshots.
+	// AdoptSnapshots records stored snapshots that only a backup names. nil with DiscardSnapshots.
 	AdoptSnapshots func(ctx context.Context, lost []snapshots.Lost) error
 	CheckLocation  func(ctx context.Context, name string) error
 	Events         events.EventRecorder
@@ -117,7 +113,7 @@ func New(config Config) (*Controller, error) {
 		if before != nil && after != nil && before.Generation == after.Generation {
 			return
 		}
-		// A deletion may wait for this; otherwise nothing happens.
+		// A deletion may wait for this.
 		if run, err := c.runLister.Get(cmp.Or(after, before).Name); err == nil && removable(run) {
 			c.queue.Soon(run.Name)
 		}
@@ -144,10 +140,10 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
+// Run works until ctx ends and all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-// removable reports whether deletion was requested, and no process works on the backup.
+// removable reports that deletion was requested, and no process works on the backup.
 func removable(run *enginev1alpha1.BackupRun) bool {
 	if run.Spec.Deletion == nil {
 		return false
@@ -157,7 +153,6 @@ func removable(run *enginev1alpha1.BackupRun) bool {
 	return phase.Ended() || standsForStored
 }
 
-// sync removes a backup, or records why it can't. An error causes another attempt.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	// Read from the cluster, since a removal is final.
 	run, err := c.runs.Get(ctx, name, metav1.GetOptions{})

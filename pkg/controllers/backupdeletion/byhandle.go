@@ -15,12 +15,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// adoptSnapshots gives the cluster a record of each stored snapshot that only the backup names, if the
-// requester wants these deleted too. From then on it is discarded like the cluster's own. That precedes
-// any removal: nothing else names the snapshots.
+// adoptSnapshots records each stored snapshot that only the backup names, if the requester wants these
+// deleted too. Then it is discarded like the cluster's own. That precedes any removal: nothing else
+// names the snapshots.
 func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	if !run.Spec.Deletion.SnapshotsByHandle || deletion.Stored == nil {
-		return nil // in a later attempt, the metadata is removed
+		return nil // a later attempt: the metadata is removed
 	}
 	const giveUp = "give the deletion up by removing the BackupRun %s, and delete the backup without them"
 	if c.AdoptSnapshots == nil {

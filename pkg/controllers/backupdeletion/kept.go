@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupchange"
 )
 
-// kept fails for a complete backup that is held, or that has not expired though expiry is the
-// cause. The cluster is read before the store: a recorded change is there until it is in the store.
+// kept fails for a complete backup that is held, or unexpired though expiry is the cause. It reads the
+// cluster before the store: a recorded change stays until stored.
 func (c *Controller) kept(ctx context.Context, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	recorded, err := backupchange.Recorded(ctx, c.Changes, c.Namespace, run.Name)
 	if err != nil {

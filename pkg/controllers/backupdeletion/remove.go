@@ -44,7 +44,7 @@ func recordedAsStored(run *enginev1alpha1.BackupRun) bool {
 }
 
 func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// A run that never began has written nothing; a folder of its name is another's.
+	// A run that never began has written nothing: a folder of its name is another's.
 	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
 		if err := c.unread(ctx, run); err != nil {
 			return err
@@ -73,7 +73,6 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	return nil
 }
 
-// keptVersions says what the lock of a run's location means for its deleted backup.
 func (c *Controller) keptVersions(run *enginev1alpha1.BackupRun) string {
 	record, err := c.locations.Get(run.Spec.Backup.StorageLocation)
 	if err != nil || record.Spec.Lock == nil {
@@ -92,7 +91,7 @@ func deletedBy(d *enginev1alpha1.Deletion) string {
 	return fmt.Sprintf("%.200s has deleted the backup", d.Requester.Username)
 }
 
-// removeStored removes a backup from the store. The error is errRecordGone if the folder may be
+// removeStored removes a backup from the store. It fails with errRecordGone if the folder may be
 // another's by now.
 func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	name := run.Spec.Backup.StorageLocation
@@ -107,7 +106,7 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 	}
 	err = c.removeFrom(ctx, record, run)
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
-		// Tells the other deletions that wait for this store.
+		// Tells other deletions that wait for this store.
 		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
 			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "storageLocation", name)
 		}
@@ -168,7 +167,6 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	return deletion.RemoveRest(ctx)
 }
 
-// discardSnapshots begins to delete the snapshots that a deleted backup keeps in the storage of its volumes.
 func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	if c.DiscardSnapshots == nil {
 		return nil
@@ -186,11 +184,10 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	return err
 }
 
-// errRecordGone means that another process has completed the deletion.
 var errRecordGone = errors.New("the record is gone")
 
-// present fails if the deletion's record is missing: another process has completed the deletion,
-// and a new backup may have the name and the folder.
+// present fails if the deletion's record is missing: another process has completed it, and a new backup
+// may have the name and the folder.
 func (c *Controller) present(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	latest, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 	switch {

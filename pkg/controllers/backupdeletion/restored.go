@@ -12,8 +12,8 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// unread fails while a restore reads the backup, or will. It reads the cluster, since an informer
-// may lag. Later restores see that the backup is being deleted.
+// unread fails while a restore reads the backup, or will. It reads the cluster, as an informer may lag.
+// Later restores see the deletion.
 func (c *Controller) unread(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	list, err := c.Restores.RestoreRuns(c.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

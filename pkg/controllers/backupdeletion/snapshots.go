@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// askForRemoval writes a removal for each repository with snapshots of the backup: the ones that it
-// lists, and the ones in its record. The repository's maintenance follows it.
+// askForRemoval writes a removal for each repository with snapshots in the backup's list or record. Its
+// maintenance follows it.
 func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	record, err := c.locations.Get(deletion.Location)
 	if err != nil {
@@ -77,8 +77,8 @@ type (
 	}
 )
 
-// askedLately reports whether this process has written a removal recently, with all listed
-// snapshots. A list that is missing by now was in it.
+// askedLately reports whether this process has recently written a removal with all listed snapshots, or
+// a list missing by now.
 func (c *Controller) askedLately(of request, listed []string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,9 +97,8 @@ func (c *Controller) forget(uid types.UID) {
 	maps.DeleteFunc(c.asked, func(of request, _ answered) bool { return of.uid == uid })
 }
 
-// ensureMaintained creates the record of a namespace's repository, since only repositories with a
-// record are maintained, and a backup may be older than the cluster. It is false if there is no
-// repository.
+// ensureMaintained records a namespace's repository, as maintenance needs it, and a backup may be older
+// than the cluster. It is false without a repository.
 func (c *Controller) ensureMaintained(ctx context.Context, target bucket, deletion *folder.Deletion, namespace string) (there bool, err error) {
 	_, err = c.repositories.Get(enginev1alpha1.RepositoryName(namespace, deletion.Location))
 	if !apierrors.IsNotFound(err) {

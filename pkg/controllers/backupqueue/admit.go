@@ -34,9 +34,8 @@ type refusal struct {
 	until           time.Time
 }
 
-// admit ends the runs that must not be queued, and gives tickets to the others. It reports a write.
-// A refused record delays no other; each refusal may take a webhook's timeout, so only a few are
-// tried at once.
+// admit ends runs that must not be queued, and gives the others tickets. It reports a write. A refused
+// record delays no other; each refusal may take a webhook's timeout, so only a few are tried at once.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
 	refusals := 0
 	for key := range c.unadmitted {
@@ -88,7 +87,6 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 	return written, nil
 }
 
-// leastRefusedFirst orders runs for tickets: refused ones come last, the longest ago first.
 func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assignment {
 	if len(c.refused) == 0 {
 		return tickets
@@ -108,13 +106,12 @@ func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
 	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", format.Note(note))
 }
 
-// isRefused reports whether the unchanged run was refused recently.
 func (c *Controller) isRefused(run record) bool {
 	refusal, ok := c.refused[keyOf(run)]
 	return ok && refusal.resourceVersion == run.GetResourceVersion() && c.Clock.Now().Before(refusal.until)
 }
 
-// refuse records a failed write that concerns this record alone.
+// refuse records a failed write that concerns only this record.
 func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	var answer apierrors.APIStatus
 	switch {
@@ -124,7 +121,7 @@ func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 		}
 	case apierrors.IsConflict(err):
 		c.unsure = true
-		return false // there is another version, which keeps its place
+		return false // another version keeps its place
 	case !records.Refused(err):
 		return false // others would fail likewise
 	case errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError:
@@ -137,8 +134,8 @@ func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	return true
 }
 
-// endBefore returns the end of a run that must not start; nil if it may. The API server refuses
-// unusable specs, so such a record was written by hand.
+// endBefore returns the end of a run that must not start, or nil. The API server refuses unusable
+// specs, so such a record was written by hand.
 func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 	end := run.Standing()
 	end.CompletionTimestamp = &metav1.Time{Time: c.Clock.Now()}
@@ -163,8 +160,8 @@ func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 	return &end
 }
 
-// validate checks a run as the API server checks the Backup or Restore. Its name must be the one in
-// the store, which two runs must not share.
+// validate checks a run as the API server checks the Backup or Restore. Its name must be the one in the
+// store, which two runs must not share.
 func (c *Controller) validate(run record) (errs field.ErrorList) {
 	switch run := run.(type) {
 	case *enginev1alpha1.BackupRun:
@@ -191,8 +188,8 @@ func (c *Controller) enqueue(ctx context.Context, run record, ticket int64) erro
 	return c.write(ctx, run, queued)
 }
 
-// announce sends an event of each queued run with what it waits for, within a limit. Starting runs
-// have another event. The rest follows later, for runs that still wait.
+// announce emits, within a limit, an event of each newly queued run with what it waits for. Starting
+// runs have another event. The rest follows later.
 func (c *Controller) announce() {
 	if len(c.unannounced) == 0 {
 		return

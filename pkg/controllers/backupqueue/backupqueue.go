@@ -1,13 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue gives waiting backups and restores their tickets and lets them start, by the
-// rules of pkg/queue. A ticket and a start are one write each; everything else is computed.
+// Package backupqueue gives waiting backups and restores their tickets and starts, by the rules of
+// pkg/queue. Each is one write; everything else is computed.
 //
-// Two processes that both believe to lead never let overlapping runs run at once, nor more of a
-// class than its limit: a start is an update of one ConfigMap, the ledger (records.LedgerName),
-// which lists the started runs until they end. docs/design/fences.md, "The ledger of the queue",
-// says why that suffices. While the ledger can't be read, nothing starts.
+// A start is an update of one ConfigMap, the ledger (records.LedgerName), which lists started runs
+// until they end. While it can't be read, nothing starts. Two leading processes never run overlapping
+// runs at once, nor more of a class than its limit: docs/design/fences.md, "The ledger of the queue".
 package backupqueue
 
 import (
@@ -41,23 +40,21 @@ import (
 const (
 	// theQueue is the only key: each decision is about all runs.
 	theQueue = "queue"
-	// backstop is when the queue is looked at again after a decision, in case a change was lost.
+	// backstop is the time until the next decision, in case a change was lost.
 	backstop     = 10 * time.Second
 	refusedRetry = 10 * time.Second
-	// ticketsAtOnce bounds the tickets before the next decision, so that after a burst starts and
-	// cancellations don't wait.
+	// ticketsAtOnce bounds a decision's tickets: in a burst, starts and cancellations don't wait.
 	ticketsAtOnce = 50
-	// refusalsAtOnce bounds the refused writes before the next decision, for ends and for tickets
-	// each.
+	// refusalsAtOnce bounds a decision's refused writes, for ends and for tickets each.
 	refusalsAtOnce = 3
 	// eventsAtOnce bounds the events about waiting runs, at once and per backstop.
 	eventsAtOnce = 100
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
-	// Limits are the numbers of concurrent backups and restores, at least 1 each.
+	// Limits are at least 1 each.
 	Limits   queue.Slots
 	Identity string
 	// Leads asks the cluster whether this process still leads: nil if so.
@@ -78,14 +75,14 @@ type Config struct {
 	LedgerInformer    coreinformers.ConfigMapInformer
 }
 
-// Executor executes, in this process, what the queue lets start of one kind.
+// Executor executes one kind's started runs in this process.
 type Executor[R any] interface {
-	// Start claims and executes a run of the ledger. It does not block, and is repeated until the
-	// run is claimed.
+	// Start claims and executes a run of the ledger, without blocking. It is repeated until the run is
+	// claimed.
 	Start(name string)
 	// Executing returns the runs in work by name, from before they are read for their claim until
-	// nothing is read for them: nil before they are known, and InProgress before they are claimed.
-	// After the work on a run without a record, the executor calls Changed.
+	// nothing is read for them. They are nil before they are known, and InProgress before they are
+	// claimed. After work on a run without a record, the executor calls Changed.
 	Executing() map[string]R
 }
 
@@ -101,32 +98,32 @@ type Controller struct {
 	// changing guards changed, the runs changed since the last decision, and held.
 	changing sync.Mutex
 	changed  sets.Set[key]
-	// held has the locations whose store did not answer a returned run, as written then, until the
-	// informer shows that.
+	// held has locations whose store did not answer a returned run, as then written, until the informer
+	// shows that.
 	held map[string]*enginev1alpha1.StorageLocation
 
-	// planning guards planner, which the worker changes and the metrics read.
+	// planning guards planner, which the worker changes and metrics read.
 	planning sync.Mutex
 	planner  *records.Planner
 
-	// The fields below belong to the only worker.
+	// The only worker owns the fields below.
 
 	known map[key]record
-	// unadmitted has the runs changed since admit saw them.
+	// unadmitted has runs changed since admit saw them.
 	unadmitted sets.Set[key]
-	// written has runs as this controller last wrote or read them, until the informer shows that.
+	// written has runs as last written or read, until the informer shows that.
 	written map[key]record
 	refused map[key]refusal
-	// unsure is set after a write with unknown result. The next decision then lists the cluster.
+	// unsure follows a write with unknown result. The next decision lists the cluster.
 	unsure bool
 	// ledger is the latest known version; nil in doubt.
 	ledger *corev1.ConfigMap
-	// unannounced has the queued runs without an event of that, by ticket.
+	// unannounced has queued runs without an event, by ticket.
 	unannounced []types.UID
 	passedOver  map[types.UID]string
 	waitEvents  flowcontrol.PassiveRateLimiter
 	nextCheck   time.Time
-	// unreadable is the version of the ledger that was reported as unreadable.
+	// unreadable is the ledger version reported as unreadable.
 	unreadable string
 }
 
@@ -170,7 +167,7 @@ func New(config Config) (*Controller, error) {
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) { c.queue.Add(theQueue) })),
 		c.queue.Watch(config.LedgerInformer.Informer(), loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(theQueue) })),
-		// Only used to name conflicts.
+		// Only names conflicts.
 		c.queue.Watch(config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
@@ -182,8 +179,8 @@ func (c *Controller) Run(ctx context.Context, backups Executor[*enginev1alpha1.B
 	c.queue.Run(ctx, func(ctx context.Context, _ string) error { return c.sync(ctx) })
 }
 
-// Changed wakes the queue after a change of a run of either class, or after the work on a run
-// without a record.
+// Changed wakes the queue after a change of a run of either class, or after work on a run without a
+// record.
 func (c *Controller) Changed(name string) {
 	c.changing.Lock()
 	c.changed.Insert(key{queue.Backup, name}, key{queue.Restore, name})
@@ -199,8 +196,8 @@ func (c *Controller) sync(ctx context.Context) error {
 	return err
 }
 
-// step decides and acts. Ends and tickets come first, since a run starts from its place in the
-// queue. A refused record delays no other.
+// step decides and acts. Ends and tickets come first, since a run starts from its place in the queue. A
+// refused record delays no other.
 func (c *Controller) step(ctx context.Context) error {
 	d, err := c.decide(ctx)
 	if err != nil {

@@ -24,15 +24,13 @@ import (
 type decision struct {
 	queue.Decision
 	ledger *corev1.ConfigMap
-	// holding has the ledger's entries except those whose run has ended, or is deleted and not
-	// executed.
+	// holding has the ledger's entries except ended runs, and deleted ones without execution.
 	holding []records.Start
 	// unreadable says why the ledger can't be read; then nothing starts.
 	unreadable error
 }
 
-// decide updates the planner, and decides. The ledger comes first: once this process has taken it
-// over, no earlier leader writes.
+// decide reads the ledger first: once this process has taken it over, no earlier leader writes.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	ledger, err := c.readLedger(ctx)
 	if err != nil {
@@ -90,7 +88,7 @@ func (c *Controller) locations() ([]*enginev1alpha1.StorageLocation, error) {
 	return cached, nil
 }
 
-// gather updates the changed and written runs; all runs now and then, and in doubt.
+// gather updates changed and written runs; all runs now and then, and in doubt.
 func (c *Controller) gather(ctx context.Context) error {
 	c.changing.Lock()
 	keys := c.changed
@@ -139,7 +137,6 @@ func (c *Controller) list(ctx context.Context) (runs []record, err error) {
 	return runs, nil
 }
 
-// latest returns the latest known version of a run, or nil.
 func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 	cached, err := c.kinds[key.class].known(key.name)
 	if err != nil {
@@ -163,7 +160,6 @@ func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 	return cached, nil
 }
 
-// live returns a run from the cluster, or nil if it is deleted.
 func (c *Controller) live(ctx context.Context, run record) (record, error) {
 	kind := c.kinds[records.ClassOf(run)]
 	live, err := kind.get(ctx, run.GetName())

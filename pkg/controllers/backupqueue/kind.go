@@ -19,7 +19,7 @@ import (
 
 type record = enginev1alpha1.QueuedRun
 
-// key identifies a record: a backup and a restore may have the same name.
+// key identifies a record: a backup and a restore may share a name.
 type key struct {
 	class queue.Class
 	name  string

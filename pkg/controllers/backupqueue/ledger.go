@@ -24,14 +24,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// judge returns the ledger's entries that hold a slot, and whether the executor is still reading
-// one whose record is deleted.
+// judge returns the entries that hold a slot. unknown: the executor is still reading one whose record
+// is deleted.
 func (c *Controller) judge(starts []records.Start) (holding []records.Start, unknown bool) {
 	for _, start := range starts {
 		run := c.known[startKey(start)]
 		if run == nil || run.GetUID() != start.UID {
-			// The record is deleted: this process has read all runs since it took over the ledger.
-			// The entry holds its slot while the run is executed.
+			// The record is deleted: this process has read all runs since it took over the ledger. The
+			// entry holds its slot during execution.
 			executed, working := c.kinds[start.Class()].executing()[start.Name]
 			switch {
 			case !working, executed != nil && executed.GetUID() != start.UID:
@@ -54,9 +54,8 @@ func holds(run record) bool {
 	return records.Unclaimed(run) || run.Standing().Phase == v1alpha1.BackupPhaseInProgress
 }
 
-// writeStarts writes the starts and the judged entries in one update of the judged version of the
-// ledger. Deleted and cancelled runs are excluded by a read of the cluster, which causes a new
-// decision.
+// writeStarts writes starts and judged entries in one update of the judged ledger. A read of the
+// cluster excludes deleted and cancelled runs, and causes a new decision.
 func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	now := metav1.NewTime(c.Clock.Now())
 	var starts []record
@@ -106,8 +105,8 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 
 const passedAtOnce = 100
 
-// tellPassedOver logs which runs the starting ones pass over, with the conflicting namespaces; each
-// run once, until it waits for something else.
+// tellPassedOver logs which runs the starting ones pass over, each once until it waits for something
+// else.
 func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	namespaces, err := c.namespaceLister.List(labels.Everything())
 	if err != nil {
@@ -136,10 +135,10 @@ func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	}
 }
 
-// TakeBack removes a run from the ledger that this process does not execute, since the location's
-// store does not answer. location is as it was written then, or nil: while it is unavailable the
-// queue holds the run. The executor calls it during its work on the run, and claims the run only
-// after another start.
+// TakeBack removes from the ledger a run that this process does not execute, as the location's store
+// does not answer. The location is as then written, or nil: while it is unavailable the queue holds the
+// run. The executor calls TakeBack during its work on the run, and claims the run only after another
+// start.
 func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error {
 	if location != nil {
 		c.changing.Lock()
@@ -169,8 +168,8 @@ func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *engi
 	}
 }
 
-// readLedger returns the latest known ledger. A missing ledger, or one with another leader or
-// limits, is taken over.
+// readLedger returns the latest known ledger. It takes over a missing one, or one with another leader
+// or limits.
 func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	cached, err := c.ledgerLister.Get(records.LedgerName)
 	switch {
@@ -196,12 +195,12 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && records.HasLimits(ledger, c.Limits)
 }
 
-// takeLedger makes this process the ledger's leader. It reads the ledger before it asks whether it
-// leads, so no later leader has written in between.
+// takeLedger makes this process the ledger's leader: docs/design/fences.md. It reads the ledger before
+// it asks whether it leads, so no later leader has written in between.
 //
-// A missing ledger is made from the runs that this process executes without a record, and the runs
-// in progress. These are read after the empty version that it replaces. Other started runs return
-// to the queue. Claims read the ledger again, so a pending claim of such a run is detected.
+// A missing ledger is made from runs that this process executes without a record, and runs in progress.
+// These are read after the empty version that it replaces. Other started runs return to the queue:
+// claims read the ledger again.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {

@@ -1,24 +1,20 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backuprun executes the runs that the queue has started, and ends those that an earlier
-// process left behind.
+// Package backuprun executes the runs that the queue has started, and ends runs that an earlier process
+// left behind.
 //
-// A run whose snapshots are cut, and whose cluster is stored, gives its slot back and moves the data. A
-// later process goes on there, and reads nothing of the cluster.
+// Once its snapshots are cut and its cluster is stored, a run gives its slot back and moves the data. A
+// later process continues there, and reads nothing of the cluster: docs/design/snapshots.md, "Two
+// phases".
 //
-// One process at a time executes a run: the leader, after a compare-and-swap of the run and a later
-// look at the ledger. docs/design/fences.md says why that holds with two leaders. A run in progress
-// that another process claimed was left behind if the cluster says, after the run was read, that
-// this process leads. Then this process claims it and executes it anew.
+// Only the leader executes a run, after a compare-and-swap of the run and a later look at the ledger:
+// docs/design/fences.md. If another process claimed a run in progress, and the cluster says, after the
+// run was read, that this process leads, it was left behind.
 //
-// Each claim is a numbered attempt, and the results of earlier attempts don't count; see package
-// backup. After MaxAttempts the run has failed. A process that is told to stop gives its runs back,
-// and such attempts don't count. Before it gives its Lease back, it stores the backups that are
-// read completely.
-//
-// Only the queue, in the same process, writes the ledger. It asks which runs are worked on before
-// it drops one without a record.
+// Each claim is a numbered attempt, and earlier attempts' results don't count. After MaxAttempts the
+// run fails. A stopping process first stores completely read backups, and gives its runs back, which
+// costs no attempt.
 package backuprun
 
 import (
@@ -46,20 +42,17 @@ import (
 )
 
 const (
-	// settleTimeout bounds the time to end a dead run in its store and clean up there.
-	settleTimeout = time.Minute
-	// snapshotsTimeout bounds the request to remove snapshots from one repository.
+	// settleTimeout bounds a dead run's end and cleanup in its store.
+	settleTimeout    = time.Minute
 	snapshotsTimeout = time.Minute
-	// cancelTimeout bounds the time to end a cancelled run in its store. After it, the run ends all
-	// the same.
+	// cancelTimeout bounds the storing of a cancelled run's end. After it, the run ends all the same.
 	cancelTimeout = 5 * time.Second
-	// recheck is the interval of checks whether uploads have stopped.
-	recheck = 5 * time.Second
-	// lastTime is how long a completely read run may take to be stored when the process is told to
-	// stop. It is shorter than the terminationGracePeriodSeconds of the controller's pod, 30 s.
+	recheck       = 5 * time.Second
+	// lastTime is for storing a completely read run when the process is told to stop. It is shorter
+	// than the pod's terminationGracePeriodSeconds, 30 s.
 	lastTime = 20 * time.Second
-	// MaxAttempts is how many processes may execute a run before it fails, since it probably ends
-	// them. Attempts that were given back don't count.
+	// MaxAttempts is how many processes may execute a run before it fails, as it probably ends them.
+	// Given back attempts don't count.
 	MaxAttempts = 3
 	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
 	DefaultVolumeTimeout = 4 * time.Hour
@@ -69,45 +62,40 @@ const (
 	DefaultTimeout = 24 * time.Hour
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 	// ClusterUID is the uid of package identity.
 	ClusterUID string
 	Workers    int
-	// Identity names this process, and no other of the same pod.
+	// Identity names this process, and no other.
 	Identity string
-	// VolumeTimeout bounds a volume's upload from its start. It also bounds how long a node's agent
-	// may begin and end nothing while volumes wait for it. With something in progress, an agent has
-	// twice that and AgentTimeout.
+	// VolumeTimeout bounds a volume's upload from its start, and how long a node's agent may begin and
+	// end nothing while volumes wait for it. With work in progress, an agent has twice that and
+	// AgentTimeout.
 	VolumeTimeout time.Duration
-	// Timeout bounds a backup from its start. Then missing volumes are given up, and no more hooks
-	// run. Zero is no limit.
+	// Timeout bounds a backup from its start. Then missing volumes are given up, and no more hooks run.
+	// Zero is no limit.
 	Timeout time.Duration
-	// AgentTimeout bounds how long a node may be without an agent.
+	// AgentTimeout bounds a node's time without an agent.
 	AgentTimeout time.Duration
-	// Agents knows which nodes have an agent.
-	Agents agents
+	Agents       agents
 
-	// Mover makes and moves snapshots of volumes; nil: none.
+	// Mover is nil for no snapshots.
 	Mover Mover
 
-	// ResumeInProgress executes runs anew that another process left behind. If false, they fail.
+	// ResumeInProgress executes anew the runs that another process left behind. If false, they fail.
 	ResumeInProgress bool
 
-	// Leads asks the cluster whether this process leads: nil if so.
+	// Leads returns nil if the cluster says that this process leads.
 	Leads func(ctx context.Context) error
-	// Queue is this process's queue.
 	Queue runs.Queue
 
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
-	// Executor does the work.
-	Executor executor
-	// HoldLocation makes a storage location unavailable for a while, since its store did not answer
-	// a run's start. It returns the resulting record; nil if there is none.
+	Executor   executor
+	// HoldLocation is as in package run.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
@@ -120,12 +108,12 @@ type Config struct {
 type agents interface {
 	HasSynced() bool
 	OnNodeRemoved(func())
-	// Absence returns how long a node's agent has given no sign of life, counted from since at the
-	// earliest. An agent that is absent for the limit has stopped.
+	// Absence returns how long a node's agent has given no sign of life, from since at the earliest. An
+	// agent absent for the limit has stopped.
 	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether the node does not exist, given when it was last mentioned.
+	// NodeGone reports whether the node does not exist, given its last mention.
 	NodeGone(node string, since time.Time) bool
-	// Saw and Idle are the methods of lease.Activity.
+	// Saw and Idle are as in lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
@@ -137,25 +125,23 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	// queue has the runs to execute, leftBehind the runs of other processes, and leftoverSnapshots
-	// ended runs with snapshots to remove. A store that does not answer may block only the latter
-	// two.
+	// queue has the runs to execute, leftBehind other processes' runs, and leftoverSnapshots ended runs
+	// with snapshots to remove. A store that does not answer may block only the latter two.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
-	// places bounds the runs that read the cluster.
 	places chan struct{}
 
 	mu      sync.Mutex
 	volumes map[types.UID]*volumes
-	// postHooks has the results of post hooks that this process ran for an earlier one, by the
-	// run's uid, until they are stored.
+	// postHooks has results of post hooks that this process ran for an earlier one, by the run's uid,
+	// until stored.
 	postHooks map[types.UID]backup.PostHooks
 }
 
 type execution struct {
 	*runs.Execution[*enginev1alpha1.BackupRun]
-	// lasting continues for lastTime when the process is told to stop, unless its Lease is lost.
-	// ending does so too, and Stop ends it.
+	// lasting continues for lastTime when the process is told to stop, unless its Lease is lost. So
+	// does ending, which Stop ends.
 	lasting, ending context.Context
 	// leavePlace gives the place among Workers to another run.
 	leavePlace func()
@@ -201,7 +187,7 @@ func New(config Config) (*Controller, error) {
 		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
-// Run works until ctx ends, and returns when the last execution has stopped.
+// Run works until ctx ends and the last execution has stopped.
 func (c *Controller) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	running.Go(func() { c.queue.Run(ctx, c.sync) })
@@ -218,8 +204,6 @@ func (c *Controller) Start(name string) {
 	c.queue.Add(name)
 }
 
-// runChanged puts a run into the right queue, and stops its execution if it is cancelled or its
-// record is deleted.
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -243,22 +227,22 @@ func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// isClaiming reports whether this process works on a run and claims it or has claimed it. Then it
-// executes or retries it without being told again.
+// isClaiming reports whether this process works on a run that it claims or has claimed, and so executes
+// or retries it.
 func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
 	known, found := c.Find(run.Name)
 	return found && known.UID == run.UID && c.claimed(known)
 }
 
-// claimed reports whether this process has claimed a run; the answer may have been lost.
+// claimed reports a claim of this process; the answer may have been lost.
 func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase.Executing() && run.Status.Executor == c.Identity
 }
 
-// isLeftBehind reports whether another process began a run, or its end is still to be stored.
+// isLeftBehind reports whether another process began a run, or its end is yet to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	if run.Deleting() {
-		return false // the deletion of the backup cleans up
+		return false // its deletion cleans up
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseWaitingForPluginOperations:
@@ -269,13 +253,12 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// isMoving reports whether all of a run's cluster is stored, and only data is moved. It has no slot.
+// isMoving reports whether only data is moved, without a slot.
 func isMoving(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
-// isNeverStored reports whether a run has ended in a way that its store can't hold: it was refused, or
-// another backup has its name there.
+// isNeverStored reports an end that the store can't hold: refused, or another backup has the name.
 func isNeverStored(status *enginev1alpha1.BackupRunStatus) bool {
 	return status.Phase == v1alpha1.BackupPhaseFailedValidation || status.Phase.Ended() && !status.Stored && len(status.ValidationErrors) > 0
 }
@@ -307,7 +290,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	e.Set(run)
 	switch {
 	case e.Working.Err() != nil:
-		c.queue.Add(name) // it, or an earlier one, was finished while it was read
+		c.queue.Add(name) // it, or an earlier one, was finished during the read
 		return nil
 	case c.claimed(run):
 		return c.executeClaimed(ctx, run, e)

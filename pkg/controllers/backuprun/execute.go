@@ -27,10 +27,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// acquire claims a run by a compare-and-swap, so that no two processes execute it. If its store
-// does not answer, the run returns to its place in the queue. The location's condition is set
-// before that, so that the queue holds the run until the store is back. A run that may not use its
-// location ends.
+// acquire claims a run by a compare-and-swap, so that no two processes execute it. If its store does
+// not answer, it takes the run back. A run that may not use its location ends.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() == nil && location.IsFinal(err) {
@@ -56,8 +54,8 @@ func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.executeClaimed(ctx, claimed, e)
 }
 
-// gone lets go of a run whose record a write did not find. If it or another run of its name exists
-// after all, it is tried again: nothing else would.
+// gone drops a run whose record a write did not find. If it or a namesake exists, it is tried again:
+// nothing else would.
 func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	live, err := c.Get(ctx, run.Name)
 	if err == nil && live != nil && live.UID == run.UID {
@@ -69,9 +67,8 @@ func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) er
 	return err
 }
 
-// executeClaimed executes a claimed run if the ledger, read after the claim, has its start. Else
-// the run returns to its place: its start was taken back meanwhile, another process leads, or the
-// ledger was lost and recreated. A run that only moves data needs no start.
+// executeClaimed executes a claimed run if the ledger, read after the claim, has its start. Else the
+// run returns to its place: docs/design/fences.md. A run that only moves data needs no start.
 func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if isMoving(run) {
 		e.leavePlace()
@@ -145,21 +142,21 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 			})
 		})
 	})
-	postHooks := c.postHooksOf(run) // they are forgotten when the record is removed
+	postHooks := c.postHooksOf(run) // forgotten when the record is removed
 	outcome, err := c.Executor.Execute(working, e.ending, run, postHooks, volumes, record, progress)
 	endMoves()
 	stopReporting()
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)
 	if ctx.Err() != nil && (err != nil || !outcome.Stored) {
-		// The process stops. The next one finds the run InProgress and continues it.
+		// The next process finds the run InProgress and continues it.
 		c.GiveBack(ctx, run, wasExecuted)
 		return ctx.Err()
 	}
 	ctx = last
 	takenOver := record.Latest().Status.Executor != c.Identity
 	if errors.Is(err, backup.ErrTakenOver) && !takenOver {
-		// The store says so, which others may write to; if it is wrong, nothing else ends the run.
+		// The store says so, but others may write to it; if it is wrong, nothing else ends the run.
 		live, failure := c.GetWithRetry(ctx, run)
 		if failure != nil {
 			return failure
@@ -173,7 +170,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	}
 	namespaces := volumes.submitted()
 	if namespaces.Len() > 0 {
-		// The run holds its slot and its namespaces until its uploads have stopped.
+		// The run holds its slot and namespaces until its uploads have stopped.
 		if err := volumes.stop(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -212,7 +209,6 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.finish(ctx, record.Latest(), outcome, namespaces)
 }
 
-// setVolumes sets the volumes of an executed run; nil when it is not executed any more.
 func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -221,24 +217,20 @@ func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes)
 	}
 }
 
-// wasExecuted marks a run that is given back as partly executed.
 func wasExecuted(run *enginev1alpha1.BackupRun) {
 	if run.Status.Progress == nil {
 		run.Status.Progress = &v1alpha1.BackupProgress{}
 	}
 }
 
-// executedBefore reports whether an earlier attempt may have executed a run: one that was not given
-// back, or left progress.
+// executedBefore reports an earlier attempt that was not given back, or has progress.
 func executedBefore(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Attempts > 1 && (run.Status.Attempts-run.Status.GivenBack > 1 || run.Status.Progress != nil)
 }
 
-// record is the executed run, as last written.
 type record struct {
 	*runs.Record[*enginev1alpha1.BackupRun]
-	clock clock.Clock
-	// leavePlace is as in execution.
+	clock      clock.Clock
 	leavePlace func()
 }
 
@@ -250,10 +242,10 @@ func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference
 	})
 }
 
-// Moving implements Notes: the run's slot and namespaces are free from here on. Its hooks have ended.
+// Moving implements Notes: hooks have ended, and the run's slot and namespaces are free.
 func (r *record) Moving(ctx context.Context) error {
 	err := r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
-		written := status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations // and the answer was lost
+		written := status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations // the answer was lost
 		status.Phase, status.PendingHooks = v1alpha1.BackupPhaseWaitingForPluginOperations, nil
 		return !written
 	})
@@ -263,8 +255,8 @@ func (r *record) Moving(ctx context.Context) error {
 	return err
 }
 
-// change writes the status, if change reports that there is something to write. It refuses with
-// ErrTakenOver for a run that another process has ended or taken over.
+// change writes the status if change reports a change. It fails with ErrTakenOver if another process
+// has ended or taken over the run.
 func (r *record) change(ctx context.Context, change func(*enginev1alpha1.BackupRunStatus) bool) error {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8}
 	for {

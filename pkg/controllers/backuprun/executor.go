@@ -31,26 +31,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// reachTimeout is how long a store may take to answer. After it, a run waits for the store.
+// reachTimeout bounds a store's answer. Then a run waits for the store.
 const reachTimeout = 10 * time.Second
 
-// executor does a run's work in the cluster and the store.
 type executor interface {
-	// Reach returns why the store of a run does not answer; nil if it does.
+	// Reach returns why a run's store does not answer, or nil.
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
-	// Execute works on a run until it has ended, ctx ends, or ending does once everything is read.
-	// An error means that the outcome is not stored. postHooks is RunPostHooks' last result in this
-	// process, here and below.
+	// Execute works on a run until it has ended, ctx ends, or ending does once everything is read. An
+	// error means that the outcome is not stored. Here and below, postHooks is RunPostHooks' last
+	// result in this process.
 	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, notes Notes, progress *backup.Progress) (backup.Outcome, error)
-	// RunPostHooks runs the pending post hooks of a run that is no longer executed; see
-	// backup.RunPostHooks.
+	// RunPostHooks runs the post hooks left by an execution; see backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
-	// Abandon ends a run in the store that is no longer executed, unless it had ended there; see
-	// backup.Abandon.
+	// Abandon ends a run without an executor in the store, unless it had ended there; see backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
-	// DiscardSnapshots has a repository's next maintenance remove a run's snapshots, unless the
-	// stored backup lists them. The run must have ended in the store, or its name must be taken
-	// there.
+	// DiscardSnapshots has a repository's next maintenance remove a run's snapshots, unless the stored
+	// backup lists them. The run must have ended in the store, or its name must be taken there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
@@ -58,26 +54,23 @@ type executor interface {
 type Executor struct {
 	Discovery backup.Discovery
 	// Client makes requests to the API server's root, without a rate limit.
-	Client rest.Interface
-	// with the credentials of the locations
+	Client    rest.Interface
 	Secrets   location.Secrets
 	Locations enginelisters.StorageLocationNamespaceLister
 	Cluster   format.Cluster
 	Clock     clock.Clock
 	Pods      Pods
-	// Kube reads volume policies and the key that encrypts backups, and reviews access.
+	// Kube reads volume policies and the backup encryption key, and reviews access.
 	Kube kubernetes.Interface
 	// Leads is as in Config.
 	Leads func(ctx context.Context) error
-	// BlockWorkers, HookTime and Timeout are as in backup.Dependencies.
+	// The following fields are as in backup.Dependencies.
 	BlockWorkers      int
 	HookTime, Timeout time.Duration
-	// HostPathRoots are as in backup.Dependencies.
-	HostPathRoots hostpath.Roots
-	// KeepSnapshots and SnapshotClasses are as in backup.Dependencies.
-	KeepSnapshots   bool
-	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
-	// Logs has the logs of executed runs. Optional.
+	HostPathRoots     hostpath.Roots
+	KeepSnapshots     bool
+	SnapshotClasses   func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
+	// Logs is optional.
 	Logs *runlog.Logs
 
 	pageSizes backup.PageSizes
@@ -85,7 +78,7 @@ type Executor struct {
 
 var _ executor = &Executor{}
 
-// Cluster returns the identity of this cluster.
+// Cluster returns this cluster's identity.
 func Cluster(ctx context.Context, kube kubernetes.Interface, systemNamespace string) (format.Cluster, error) {
 	version, err := kube.Discovery().ServerVersion()
 	if err != nil {
@@ -212,8 +205,7 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*st
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the run's namespace may no longer use the location: the run has waited since the
-// last check.
+// mayUse checks the location again: the run has waited since the last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	record, err := e.location(run)
 	if err != nil {
@@ -231,9 +223,8 @@ func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.Stor
 	return record, err
 }
 
-// encryption returns what encrypts the objects of a run; nil if its location does not ask for it.
-// Before a backup is encrypted for this cluster's key, the store has that key for the recovery
-// keys.
+// encryption returns a run's encryption; nil if its location does not ask for it. Before a backup is
+// encrypted for this cluster's key, the store has that key for the recovery keys.
 func (e *Executor) encryption(run *enginev1alpha1.BackupRun, bucket *store.Bucket) func(context.Context) (*encryption.Recipients, error) {
 	record, err := e.location(run)
 	if err == nil && !record.Spec.EncryptsObjects() {
@@ -261,7 +252,6 @@ func (e *Executor) request(run *enginev1alpha1.BackupRun, postHooks backup.PostH
 	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), Moving: isMoving(run), PostHooks: postHooks}
 }
 
-// failed returns the outcome of a run that could not reach its store.
 func failed(err error) backup.Outcome {
 	return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: err.Error()}}
 }
@@ -296,7 +286,6 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	}
 }
 
-// setProgress writes a run's progress and waits into its status, and reports whether they changed.
 func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes, waitsFor string) bool {
 	before := status.DeepCopy()
 	status.Message = waitsFor

@@ -21,9 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// finish writes the end of a run whose uploads have stopped, and the namespaces that may have
-// snapshots unless the stored backup lists them. Then it deletes the records of the uploads. It
-// tries until it succeeds: an ended run must not look as if it went on.
+// finish writes the end of a run whose uploads have stopped, and the namespaces that may have unlisted
+// snapshots. Then it deletes the uploads' records. It retries until it succeeds: see run.WriteEnd.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, namespaces sets.Set[string]) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
@@ -37,7 +36,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	}, func(live *enginev1alpha1.BackupRun) bool {
 		switch {
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored && len(live.Status.ValidationErrors) == len(outcome.Status.ValidationErrors):
-			return true // written, but the answer was lost; and a durable end stays
+			return true // already written; a durable end stays
 		case before.Executing() && live.Status.Phase.Ended():
 			others = true
 			klog.FromContext(ctx).Info("Another controller, which took this one for dead, has ended the backup", "phase", live.Status.Phase)
@@ -61,8 +60,8 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return nil
 }
 
-// abandonRemoved ends in the store a run without a record, before its place in the ledger is free.
-// It does not retry: nothing is left to remember the run.
+// abandonRemoved ends in the store a run without a record, before its place in the ledger is free. It
+// does not retry: nothing remembers the run.
 func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -77,9 +76,8 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 	}
 }
 
-// settle ends a run that is no longer executed, in the store and then in its record. The store
-// decides: the run may have ended a moment before. If the store does not answer, the run ends, and
-// that is stored later.
+// settle ends a run without an executor, in the store and then in its record. The store decides: the
+// run may have just ended. If the store does not answer, the run ends, and that is stored later.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -96,14 +94,13 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	case err != nil && run.Status.Phase.Ended():
 		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
 	case err != nil:
-		// It is to be done again, so it must not look done.
+		// It must not look done.
 		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason, HookStatus: run.Status.HookStatus}}
 		klog.FromContext(ctx).Info("How the backup ended will be stored when its store answers", "backupRun", klog.KObj(run), "err", err)
 	}
 	return c.finish(ctx, run, outcome, namespaces)
 }
 
-// takeLeftBehind prepares a run that another process left behind to continue, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	resumable := c.isResumable(run)
 	if resumable && len(run.Status.PendingHooks) > 0 {
@@ -111,7 +108,7 @@ func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.Bac
 			return err
 		}
 	}
-	// Frozen pods are thawed before anything else.
+	// Frozen pods are thawed first.
 	run, err := c.runPendingHooks(ctx, run)
 	switch {
 	case err != nil:
@@ -127,9 +124,9 @@ func (c *Controller) isResumable(run *enginev1alpha1.BackupRun) bool {
 	return c.isLeftBehind(run) && run.Status.Phase.Executing() && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
 }
 
-// resume claims and executes a run that another process left behind. It claims only with a place to
-// execute, so waiting costs no attempt. If the store does not answer, the run waits in its slot: an
-// attempt would fail at once, and stop uploads that may have taken hours.
+// resume claims and executes another process's run. It claims only with a place, so waiting costs no
+// attempt. If the store does not answer, the run waits in its slot: an attempt would fail at once, and
+// stop uploads of hours.
 func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if len(run.Status.PendingHooks) > 0 {
 		c.leftBehind.Add(run.Name) // they come first
@@ -168,7 +165,7 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	}
 	claimed, err := c.Acquire(ctx, e.Execution, run, func(claimed *enginev1alpha1.BackupRun) {
 		claimed.Status.Attempts = max(claimed.Status.Attempts, 2)
-		if spoiled.Len() > 0 { // in case that the backup fails
+		if spoiled.Len() > 0 { // in case the backup fails
 			claimed.Status.LeftoverSnapshots = sets.List(spoiled.Insert(run.Status.LeftoverSnapshots...))
 		}
 	})
@@ -179,9 +176,8 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return c.executeClaimed(ctx, claimed, e)
 }
 
-// endLeftBehind ends a run that another process left behind.
 func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// Its slot is free once all its uploads have stopped.
+	// Its slot is free once its uploads have stopped.
 	namespaces, stopped, err := c.stopUploads(ctx, run)
 	switch {
 	case err != nil:
@@ -214,7 +210,6 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
 }
 
-// announce emits the event about a run's end.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) {
 	status := &outcome.Status
 	c.RecordEnd(ctx, run, runs.End{

@@ -27,7 +27,7 @@ type PendingHooks interface {
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 }
 
-// Notes are a run's notes for a later process. It is a record, except in tests.
+// Notes are for a later process. It is a record, except in tests.
 type Notes interface {
 	PendingHooks
 	// Moving is as in backup.Dependencies.
@@ -41,7 +41,7 @@ type Pods interface {
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
-// runHooks are the hooks of a run, with its requester's rights.
+// runHooks are a run's hooks, with its requester's rights.
 type runHooks struct {
 	Pods
 	run *enginev1alpha1.BackupRun
@@ -56,8 +56,8 @@ func (h runHooks) Allowed(ctx context.Context, namespace string) error {
 	return h.MayExec(ctx, h.run.Spec.Requester, namespace)
 }
 
-// Exec implements backup.Hooks. It refuses if this process no longer leads: the leader runs the
-// pending hooks before it begins anew. A late thaw could corrupt the leader's data.
+// Exec implements backup.Hooks. It refuses if this process no longer leads: the leader runs pending
+// hooks before it begins anew, and a late thaw could corrupt its data.
 func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	if err := h.leads(ctx); errors.Is(err, lease.ErrLost) {
 		return "", fmt.Errorf("another controller has taken over, and runs the hooks: %w", err)
@@ -83,8 +83,8 @@ func (p *PodsClient) Exec(ctx context.Context, pod enginev1alpha1.PodReference, 
 	return (&hooks.Client{Kube: p.Kube, Config: p.Config}).Exec(ctx, pod, container, command)
 }
 
-// runPendingHooks runs the post hooks that another process left pending, and records that, with
-// their counts. Their messages are kept for the backup's log.
+// runPendingHooks runs post hooks that another process left pending, and records that, with their
+// counts. Messages are kept for the backup's log.
 func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
 	if len(run.Status.PendingHooks) == 0 {
 		return run, nil
@@ -106,7 +106,7 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 	c.postHooks[run.UID] = postHooks
 	c.mu.Unlock()
 	if known, err := c.runLister.Get(run.Name); err != nil || known.UID != run.UID {
-		c.forgetPostHooks(run) // runChanged may have been told of the deletion before they ended
+		c.forgetPostHooks(run) // runChanged may have handled the deletion before
 	}
 	changed.Status.PendingHooks, changed.Status.HookStatus = nil, postHooks.Status.DeepCopy()
 	changed, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
@@ -122,15 +122,14 @@ func (c *Controller) postHooksOf(run *enginev1alpha1.BackupRun) backup.PostHooks
 	return c.postHooks[run.UID]
 }
 
-// forgetPostHooks is called when the results are stored or never will be, or the record is deleted.
+// forgetPostHooks is called once the results are stored or never will be, or the record is deleted.
 func (c *Controller) forgetPostHooks(run *enginev1alpha1.BackupRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.postHooks, run.UID)
 }
 
-// tellPostHooks emits an event that pods may still be frozen, if no results of a backup will say
-// so.
+// tellPostHooks emits an event that pods may still be frozen, if no backup's results will say so.
 func (c *Controller) tellPostHooks(run *enginev1alpha1.BackupRun, note string) {
 	c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "PostHookFailed", "Backup", "%s", note)
 }

@@ -24,20 +24,16 @@ import (
 )
 
 const (
-	// hideInterval is the interval of looks whether an exposed snapshot is hidden.
 	hideInterval = time.Second
-	// hidePatience is the time after which an exposure that is not gone has no place any more: a pod
-	// of a lost node must not keep others from theirs.
+	// hidePatience is the time after which an exposure loses its place: docs/design/snapshots.md.
 	hidePatience = 2 * time.Minute
-	// pendingPatience is how long a pod that does not run yet has a place of the nodes.
+	// pendingPatience is how long a pending pod keeps a place of the nodes.
 	pendingPatience = 2 * time.Minute
-	// leaveTimeout bounds the note that a snapshot is not needed.
-	leaveTimeout = 10 * time.Second
-	// retryInterval is the interval of attempts to hand an exposed snapshot over.
-	retryInterval = 2 * time.Second
+	leaveTimeout    = 10 * time.Second
+	retryInterval   = 2 * time.Second
 )
 
-// Mover makes snapshots of volumes, and exposes them to agents. It is a snapshots.Mover.
+// Mover is a snapshots.Mover.
 type Mover interface {
 	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
 	AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error)
@@ -48,7 +44,6 @@ type Mover interface {
 	Leave(ctx context.Context, content string) error
 }
 
-// submitSnapshot begins to cut and to move a volume. An upload of an earlier attempt goes on.
 func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
 	if v.c.Mover == nil {
 		return fmt.Errorf("a snapshot of the claim %s/%s is wanted, and this controller makes none", volume.Pod.Namespace, volume.ClaimName)
@@ -57,7 +52,7 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("looking for the upload of the claim %s/%s: %w", volume.Pod.Namespace, volume.ClaimName, err)
 	}
-	// An earlier attempt may have decided to move what this one keeps: its upload is not needed.
+	// An earlier attempt may have decided to move this kept snapshot.
 	found := err == nil && !volume.Snapshot.Kept
 	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, taken: volume.Snapshot.Cut, at: v.run.Status.StartTimestamp}
 	if found && u.taken == nil {
@@ -91,7 +86,6 @@ func (v *volumes) register(name string, u *upload) {
 	v.namespaces.Insert(u.volume.Pod.Namespace)
 }
 
-// snapshotOf returns the volume to be cut. The backup needs its snapshot until it has ended.
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	spec := &v.run.Spec.Backup
 	of := snapshots.Volume{
@@ -114,11 +108,10 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	return of
 }
 
-// noSpot is the place of a volume that is not exposed.
 var noSpot = snapshots.Spot{Read: func() {}, Leave: func() {}}
 
-// move cuts a volume, exposes the cut, has an agent upload it, and hides it. spot is the place of an upload
-// that goes on, else noSpot. When ctx ends, the next attempt or the sweep goes on.
+// move cuts a volume, exposes the cut, has an agent upload it, and hides it. spot is a continuing
+// upload's place, else noSpot. When ctx ends, the next attempt or the sweep continues.
 func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot snapshots.Spot) {
 	defer func() { spot.Leave() }()
 	for {
@@ -135,7 +128,7 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot
 			}
 			v.wakeLocked()
 			v.mu.Unlock()
-			if stopped { // the next attempt may go on with the cut
+			if stopped { // the next attempt may use the cut
 				return
 			}
 		}
@@ -160,7 +153,8 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot
 	v.hide(ctx, of, spot.Leave, math.MaxInt64)
 }
 
-// hide returns when an exposure is gone, or after a time. Its place is given back after hidePatience.
+// hide returns once an exposure is deleted, or after a time. Its place is given back after
+// hidePatience.
 func (v *volumes) hide(ctx context.Context, of snapshots.Volume, leave func(), most time.Duration) {
 	for begun := v.c.Clock.Now(); ; {
 		gone, err := v.c.Mover.Hide(ctx, of)
@@ -181,7 +175,6 @@ func (v *volumes) hide(ctx context.Context, of snapshots.Volume, leave func(), m
 	}
 }
 
-// awaitUpload returns when an upload has ended, or is to be tried again. over says that ctx has ended.
 func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool) {
 	for {
 		v.mu.Lock()
@@ -199,8 +192,8 @@ func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool)
 	}
 }
 
-// tryAgainLocked has a failed upload tried once more, preferably on another node: the snapshot is still there.
-// It reports whether it is. An upload of an earlier process may be a second try, and is not tried again.
+// tryAgainLocked has a failed upload tried once more, preferably on another node, and reports whether
+// its snapshot allows that. An earlier process's upload is not tried again: it may be a second try.
 func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || !u.exposed || u.preparing || u.failed != "" || v.ctx.Err() != nil {
 		return false
@@ -213,7 +206,6 @@ func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	return true
 }
 
-// dropUpload deletes the record of the first try, so that its agent stops.
 func (v *volumes) dropUpload(ctx context.Context, u *upload) {
 	name := recordName(v.run, u.volume)
 	for {
@@ -230,8 +222,8 @@ func (v *volumes) dropUpload(ctx context.Context, u *upload) {
 	}
 }
 
-// prepare cuts, exposes and hands over a volume, and takes a spot for that. A second try has the spot of
-// the first.
+// prepare takes a spot, and cuts, exposes and hands over a volume. A second try has the first one's
+// spot.
 func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, spot *snapshots.Spot) error {
 	report := func(words string) {
 		v.mu.Lock()
@@ -285,7 +277,7 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, s
 	return v.createPatiently(ctx, record)
 }
 
-// annotationCut of an upload is the cut that it reads, as JSON. A later attempt of the backup finds it there.
+// annotationCut has the cut that an upload reads, as JSON, for a later attempt.
 const annotationCut = "engine.holdfast.io/snapshot-cut"
 
 func noteCut(record *enginev1alpha1.VolumeUpload, cut *format.SnapshotCut) error {
@@ -297,7 +289,6 @@ func noteCut(record *enginev1alpha1.VolumeUpload, cut *format.SnapshotCut) error
 	return nil
 }
 
-// cutOf returns the cut that an upload reads, or nil.
 func cutOf(record *enginev1alpha1.VolumeUpload) *format.SnapshotCut {
 	var cut format.SnapshotCut
 	if json.Unmarshal([]byte(record.Annotations[annotationCut]), &cut) != nil {
@@ -306,7 +297,6 @@ func cutOf(record *enginev1alpha1.VolumeUpload) *format.SnapshotCut {
 	return &cut
 }
 
-// keep ends a volume whose snapshot stays in its storage: it is ready.
 func (v *volumes) keep(u *upload) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -316,7 +306,7 @@ func (v *volumes) keep(u *upload) {
 	}
 }
 
-// leave has the sweep forget a snapshot of a volume that has failed: no backup lists it.
+// leave has the sweep forget a failed volume's snapshot: no backup lists it.
 func (v *volumes) leave(ctx context.Context, u *upload) {
 	v.mu.Lock()
 	taken, failed := u.taken, u.status.Phase == enginev1alpha1.VolumePhaseFailed
@@ -331,8 +321,7 @@ func (v *volumes) leave(ctx context.Context, u *upload) {
 	}
 }
 
-// cutOnce cuts a volume, unless an earlier attempt has recorded its cut: the namespace may be deleted by
-// now, and the pod has gone on.
+// cutOnce cuts a volume unless an earlier attempt did.
 func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, report func(string)) (snapshots.Taken, error) {
 	if known := u.taken; known != nil {
 		return snapshots.Taken{Snapshot: known.Snapshot, Content: known.Content, Handle: known.Handle, Time: known.Time.Time, Size: known.Size}, nil
@@ -352,7 +341,7 @@ func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, r
 	return taken, nil
 }
 
-// createPatiently waits out an API server that restarts: the snapshot has been cut and exposed.
+// createPatiently waits for a restarting API server: the snapshot is exposed.
 func (v *volumes) createPatiently(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
 	for {
 		err := v.createUpload(ctx, record)
@@ -375,7 +364,7 @@ func (v *volumes) Cut(ctx context.Context, volumes []*format.Volume) error {
 		waiting, changed := false, v.changed
 		for _, volume := range volumes {
 			switch u := v.uploads[v.records[volume]]; {
-			case u == nil: // it was not submitted
+			case u == nil: // not submitted
 			case u.status.Phase.Done():
 				u.conclude()
 			case !u.cut:

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// Plan computes the contents of a run's backup, with the rights of the run, which has no record. Each
-// object is given to each, unless that is nil.
+// Plan computes the contents of a run's backup, with its rights. The run has no record. each may be
+// nil, and gets each object.
 func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	return backup.Plan(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{
 		Discovery:     e.Discovery,

@@ -20,8 +20,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// reviewed does for a run only what its requester may do. Rights are reviewed again here, since a
-// BackupRun may be written by hand.
+// reviewed does for a run only what its requester may do. It reviews rights again, as a BackupRun may
+// be written by hand.
 type reviewed struct {
 	kube kubernetes.Interface
 	who  enginev1alpha1.Requester

@@ -17,18 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// listsVolumes reports whether a backup is stored with a list of its volumes, which refers to their
-// snapshots.
 func listsVolumes(outcome backup.Outcome) bool {
 	return outcome.Stored &&
 		(outcome.Status.Phase == v1alpha1.BackupPhaseCompleted || outcome.Status.Phase == v1alpha1.BackupPhasePartiallyFailed)
 }
 
-// hasLeftoverSnapshots reports whether an ended run has snapshots to remove: certainly no stored
-// backup lists them.
+// hasLeftoverSnapshots reports whether an ended run has snapshots that no stored backup lists.
 func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	if len(run.Status.LeftoverSnapshots) == 0 || run.Deleting() {
-		return false // the deletion of the backup removes them
+		return false // its deletion removes them
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled, v1alpha1.BackupPhaseFailedValidation:
@@ -37,8 +34,8 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// syncLeftoverSnapshots requests the removal of an ended run's snapshots, and records the
-// namespaces that are left. Nothing else waits for it.
+// syncLeftoverSnapshots requests the removal of an ended run's snapshots, and records the remaining
+// namespaces.
 func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
 	run, err := c.Get(ctx, key)
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {

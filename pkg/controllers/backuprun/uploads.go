@@ -16,11 +16,10 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// stopUploads tells the agents to stop a run's uploads. It reports whether all have stopped, and
-// the namespaces that may have snapshots. An upload has stopped when its agent says so, or has been
-// absent long enough; that agent is told too, or it would begin anew. One without a beginning never
-// begins: its record, deleted here, is needed for that. The other records stay until the run's end
-// is written.
+// stopUploads stops a run's uploads. It reports whether all have stopped, and the namespaces that may
+// have snapshots. An upload has stopped when its agent says so, or has been absent long enough; that
+// agent is told too, or it would begin anew. An upload never begins once its record is deleted. Other
+// records stay until the run's end is written.
 func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], stopped bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -66,10 +65,10 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 	return false, err
 }
 
-// spoilUploads cancels uploads that must begin anew, before pods are thawed: those that another
-// process may have frozen pods for. Their data would be from before and after the thaw. So are
-// unfinished uploads with hooks, since the pre hooks run again and may write the data. The records
-// remember it until they are removed.
+// spoilUploads cancels uploads that must begin anew, before pods are thawed. Another process may have
+// frozen pods for them, so their data would be from before and after the thaw. The same holds for
+// unfinished uploads with hooks: the pre hooks run again and may write the data. The records remember
+// it until removed.
 func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	frozen := sets.New[string]()
 	for _, pod := range run.Status.PendingHooks {
@@ -101,8 +100,8 @@ func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.Backu
 	return nil
 }
 
-// removeSpoiled removes the records of a run's cancelled uploads once all have stopped. It reports
-// whether they have, and their namespaces.
+// removeSpoiled removes the records of cancelled uploads once all have stopped. It reports whether they
+// have, and their namespaces.
 func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], all bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -130,7 +129,6 @@ func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.Back
 	return namespaces, true, nil
 }
 
-// namespacesOfUploads returns the namespaces of the volumes that earlier attempts submitted.
 func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
 	namespaces := sets.New(run.Status.LeftoverSnapshots...)
 	if run.Status.Attempts <= 1 {
@@ -146,7 +144,7 @@ func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha
 	return namespaces, nil
 }
 
-// removeUploads removes the records of a run's uploads. Uploads that still run end by that.
+// removeUploads also ends running uploads.
 func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	if namespaces.Len() == 0 {
 		return
@@ -156,7 +154,6 @@ func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.Back
 	}
 }
 
-// uploadsOf selects the records of a run's uploads.
 func uploadsOf(run *enginev1alpha1.BackupRun) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(run.UID)}
 }

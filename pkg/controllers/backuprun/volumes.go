@@ -30,74 +30,67 @@ import (
 )
 
 const (
-	// volumeCheck is the interval of checks whether volumes are still worth waiting for.
 	volumeCheck = 10 * time.Second
-	// warnAfter is the divisor of AgentTimeout: after that time without an agent, users are warned.
-	warnAfter = 3
-	// absentTold is how many nodes without an agent a run names.
+	// warnAfter divides AgentTimeout: users are then warned of an absent agent.
+	warnAfter  = 3
 	absentTold = 10
 )
 
-// volumes gives the volumes of one run to the agents, as VolumeUploads. It implements
-// backup.Volumes.
+// volumes implements backup.Volumes: it gives a run's volumes to the agents, as VolumeUploads.
 type volumes struct {
 	c   *Controller
 	run *enginev1alpha1.BackupRun
 
 	mu sync.Mutex
-	// uploads are the submitted volumes, by the names of their records; records are these names.
+	// uploads are the submitted volumes, by their records' names; records are these names.
 	uploads map[string]*upload
 	records map[*format.Volume]string
-	// namespaces are the namespaces of all submitted volumes, also if an answer was lost.
+	// namespaces are of all submitted volumes, also if an answer was lost.
 	namespaces   sets.Set[string]
 	repositories sets.Set[string]
 	changed      chan struct{}
 	// ctx ends the moves of snapshots, and moving waits for them.
 	ctx    context.Context
 	moving sync.WaitGroup
-	// warned are the nodes that an event has named.
 	warned sets.Set[string]
 }
 
-// upload is the knowledge of a submitted volume.
 type upload struct {
 	volume    *format.Volume
 	submitted time.Time
 	// node is where the volume is read. With a snapshot it is known once that is exposed.
 	node string
-	// record is the uid of its record, empty until known; early has the sightings until then. An
-	// earlier record of the name may end late.
+	// record is its record's uid, empty until known; early has the sightings until then. An earlier
+	// record of the name may end late.
 	record types.UID
 	early  []sighting
 	// begun is when the agent was seen to begin; zero when it is to begin anew.
 	begun time.Time
 	// vanished is when the record was seen deleted during the upload.
 	vanished time.Time
-	// unheard is when no record was found of an upload that has not ended.
+	// unheard is when an unfinished upload's record was missing.
 	unheard time.Time
 	// status is the agent's, or says that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
-	// preparing is true until a snapshot is handed to an agent, cut once it is made. The data is of
-	// the instant at, which is not after the cut; nil without a snapshot.
+	// preparing is true until a snapshot is handed to an agent, cut once it is made. The data is of the
+	// instant at, not after the cut; nil without a snapshot.
 	preparing, cut bool
 	at             *metav1.Time
-	// taken is the cut, once it is known.
-	taken *format.SnapshotCut
-	// exposed is true once this process has exposed the cut.
+	taken          *format.SnapshotCut
+	// exposed: this process has exposed the cut.
 	exposed bool
-	// again is true from a failure of the first try until the second begins, failed says why, and
-	// forgotten is the record of the first.
+	// again is true from the first try's failure until the second begins, failed says why, and
+	// forgotten is the first's record.
 	again     bool
 	failed    string
 	forgotten types.UID
-	// replaced is true once another pod's volume was submitted instead.
+	// replaced: another pod's volume was submitted instead.
 	replaced bool
-	// stop is true from the giving up until the agent is told.
+	// stop is true from giving up until the agent is told.
 	stop bool
 	wait *waits.Wait
 }
 
-// sighting is a record as it is, or was before it was deleted.
 type sighting struct {
 	record  *enginev1alpha1.VolumeUpload
 	deleted bool
@@ -133,8 +126,8 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	return nil
 }
 
-// createUpload creates the record of a registered volume, or finds it: an earlier answer was lost, or
-// an earlier attempt made it, which may even have ended.
+// createUpload creates a volume's record, or finds it: an answer was lost, or an earlier attempt made
+// it, and it may have ended.
 func (v *volumes) createUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
 	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -179,8 +172,7 @@ func (v *volumes) recordOf(volume *format.Volume, node string) *enginev1alpha1.V
 	return record
 }
 
-// replace leaves a volume out of the counts, since another pod's was submitted instead. nil does
-// nothing.
+// replace leaves a volume out of the counts, as another pod's was submitted instead. It accepts nil.
 func (v *volumes) replace(volume *format.Volume) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -189,8 +181,6 @@ func (v *volumes) replace(volume *format.Volume) {
 	}
 }
 
-// ensureRepository creates the record of a namespace's repository if it is missing. It checks once
-// per run.
 func (v *volumes) ensureRepository(ctx context.Context, namespace, location string) error {
 	v.mu.Lock()
 	known := v.repositories.Has(namespace)
@@ -207,7 +197,6 @@ func (v *volumes) ensureRepository(ctx context.Context, namespace, location stri
 	return nil
 }
 
-// submitted returns the namespaces that may have records and snapshots.
 func (v *volumes) submitted() sets.Set[string] {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -218,15 +207,15 @@ func (v *volumes) submitted() sets.Set[string] {
 // second record.
 func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
 	identity := string(run.UID) + "/" + string(volume.Pod.UID) + "/" + volume.Name
-	if volume.Snapshot != nil { // it is the same through each pod, and without one
+	if volume.Snapshot != nil { // the same through each pod, and without one
 		identity = string(run.UID) + "//" + string(volume.ClaimUID)
 	}
 	sum := sha256.Sum256([]byte(identity))
 	return run.Name + "-" + hex.EncodeToString(sum[:8])
 }
 
-// Wait implements backup.Volumes. It waits for a volume while its node's agent works. A volume that
-// is given up is stopped, since others wait for its slot.
+// Wait implements backup.Volumes. It waits for a volume while its node's agent works. A given up volume
+// is stopped, since others wait for its slot.
 func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	for {
 		waiting, givenUp, next, changed := v.check(volumes)
@@ -245,8 +234,8 @@ func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	}
 }
 
-// check gives up volumes that are not worth waiting for, and returns those whose agents are to be
-// told. It reports whether others wait, and when to check again: at a time, or at a change.
+// check gives up hopeless volumes, and returns those whose agents are to be told. It reports whether
+// others wait, and when to check again: at a time, or at a change.
 func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*upload, next time.Duration, changed <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -254,7 +243,7 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 	for _, volume := range volumes {
 		u := v.uploads[v.records[volume]]
 		if u == nil {
-			continue // it was not submitted
+			continue // not submitted
 		}
 		if !u.status.Phase.Done() {
 			left, reason, failure := v.judge(u)
@@ -280,7 +269,6 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 	return waiting, givenUp, next, v.changed
 }
 
-// conclude says in the volume how its upload has ended.
 func (u *upload) conclude() {
 	u.volume.Node, u.volume.Status = u.node, u.status
 	if u.taken != nil {
@@ -291,8 +279,6 @@ func (u *upload) conclude() {
 	}
 }
 
-// abandon stops an upload that was given up. If that fails, the next check or the end of the run
-// retries.
 func (v *volumes) abandon(ctx context.Context, u *upload) {
 	record, err := v.c.uploads.Get(ctx, recordName(v.run, u.volume), metav1.GetOptions{})
 	told := apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel
@@ -309,9 +295,8 @@ func (v *volumes) abandon(ctx context.Context, u *upload) {
 	}
 }
 
-// judge returns how long to wait for a volume before the next check, or why it is given up.
 func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
-	if u.preparing { // cut, copy and exposure have limits of their own, and so all get a place
+	if u.preparing { // cut, copy and exposure have own limits, and so all get a place
 		return v.inTime(volumeCheck)
 	}
 	node := u.node
@@ -348,7 +333,6 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, idle.Round(time.Second), why)
 }
 
-// inTime bounds how long to wait by the time that a backup may take.
 func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure string) {
 	start := v.run.Status.StartTimestamp
 	if v.c.Timeout <= 0 || start == nil {
@@ -361,7 +345,6 @@ func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure s
 	return min(left, rest), "", ""
 }
 
-// warn emits an event when a volume waits for an absent agent, once for each node.
 func (v *volumes) warn(u *upload) {
 	node := u.node
 	absence, absent := v.absence(u)
@@ -373,7 +356,6 @@ func (v *volumes) warn(u *upload) {
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
-// absence returns how long the agent of a volume's node has been absent, and whether to warn.
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	if u.preparing {
 		return 0, false
@@ -382,7 +364,6 @@ func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }
 
-// absent returns the first nodes with absent agents that users are warned about.
 func (v *volumes) absent() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -396,7 +377,6 @@ func (v *volumes) absent() []string {
 	return all[:min(len(all), absentTold)]
 }
 
-// know learns a volume's record, and applies earlier sightings of it.
 func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -408,7 +388,7 @@ func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
 	}
 }
 
-// observe takes a sighting of a record. A volume that is given up or done stays so.
+// observe takes a sighting of a record. A given up or done volume stays so.
 func (v *volumes) observe(record *enginev1alpha1.VolumeUpload, deleted bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -420,7 +400,7 @@ func (v *volumes) observeLocked(s sighting) {
 	record, deleted := s.record, s.deleted
 	u := v.uploads[record.Name]
 	if u != nil && u.record == record.UID && deleted && record.Status.Phase == enginev1alpha1.VolumePhaseInProgress {
-		u.vanished = v.c.Clock.Now() // also if it was given up
+		u.vanished = v.c.Clock.Now() // also if given up
 	}
 	switch {
 	case u == nil || u.status.Phase.Done():
@@ -454,7 +434,6 @@ func (v *volumes) fail(u *upload, message string) {
 	u.status.Phase, u.status.Message, u.status.CompletionTimestamp = enginev1alpha1.VolumePhaseFailed, message+u.before(), &now
 }
 
-// before says how the first try has failed.
 func (u *upload) before() string {
 	if u.failed == "" {
 		return ""
@@ -467,7 +446,6 @@ func (v *volumes) wakeLocked() {
 	v.changed = make(chan struct{})
 }
 
-// counts sums up the volumes; nil while there are none.
 func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -516,16 +494,16 @@ func (v *volumes) stop(ctx context.Context) error {
 	}
 }
 
-// leftAlone reports whether no agent reads for deleted records. The agent stops when it learns of
-// the deletion, but nothing says so; at the latest, it stops at its own limit. A list has just said
-// that nothing runs.
+// leftAlone reports whether no agent reads for deleted records. The agent stops when it learns of the
+// deletion, which nothing reports; at the latest, at its own limit. A list has just said that nothing
+// runs.
 func (v *volumes) leftAlone() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	alone := true
 	for _, u := range v.uploads {
-		// One that has not ended and was missing in a list was deleted or has ended. The watch is
-		// about to say which, unless it missed that.
+		// An unfinished one missing in a list was deleted or has ended. The watch is about to say
+		// which, unless it missed that.
 		since := u.vanished
 		if !u.status.Phase.Done() {
 			if u.unheard.IsZero() {
@@ -540,12 +518,11 @@ func (v *volumes) leftAlone() bool {
 	return alone
 }
 
-// agentGone reports whether a node's agent has been absent long enough to have stopped.
+// agentGone reports an agent absent long enough to have stopped.
 func (c *Controller) agentGone(node string) bool {
 	return c.Agents.NodeGone(node, time.Time{}) || c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout
 }
 
-// uploadChanged passes an upload's change to its run.
 func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	record := cmp.Or(after, before)
 	if before != nil && before.UID != record.UID {
@@ -560,7 +537,6 @@ func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	}
 }
 
-// nodeRemoved makes the runs with volumes check again.
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

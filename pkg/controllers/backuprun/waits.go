@@ -9,7 +9,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// textOf returns a volume's name in the waits of a backup.
 func textOf(volume *format.Volume) string {
 	if volume.ClaimName != "" {
 		return fmt.Sprintf("the data of claim %s in %s", volume.ClaimName, volume.Pod.Namespace)
@@ -17,7 +16,6 @@ func textOf(volume *format.Volume) string {
 	return fmt.Sprintf("volume %s of pod %s in %s", volume.Name, volume.Pod.Name, volume.Pod.Namespace)
 }
 
-// noteWaits records each volume's wait, or that it waits no more.
 func (v *volumes) noteWaits() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -5,10 +5,8 @@
 // half.
 //
 //   - Concurrent processes agree on one key: it is created once, never changed, and read back.
-//   - The private key stays in its Secret and the process. The public ConfigMap is restored when
-//     deleted.
-//   - After a loss of the Secret the ConfigMap keeps earlier public keys, so old backups stay
-//     trusted.
+//   - The private key stays in its Secret and the process. The public ConfigMap is restored when deleted.
+//   - If the Secret is lost, the ConfigMap keeps earlier public keys, so old backups stay trusted.
 package clusteridentity
 
 import (
@@ -47,7 +45,7 @@ type Secrets interface {
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
-// Key returns the key that signs the cluster's backups, and makes it if there is none.
+// Key returns the key that signs the cluster's backups, and creates a missing one.
 func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	secret, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -56,7 +54,7 @@ func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	return parse(secret, err)
 }
 
-// Stored returns the key that signs the cluster's backups, and fails if there is none.
+// Stored is Key, but fails without a key.
 func Stored(ctx context.Context, secrets location.Secrets) (*format.SigningKey, error) {
 	return parse(secrets.Get(ctx, SecretName, metav1.GetOptions{}))
 }
@@ -91,7 +89,7 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 	return secrets.Get(ctx, SecretName, metav1.GetOptions{})
 }
 
-// Controller keeps the ConfigMap with the cluster's identity as it is.
+// Controller maintains the ConfigMap with the cluster's identity.
 type Controller struct {
 	own        identity.Identity
 	configMaps corev1client.ConfigMapInterface
@@ -112,7 +110,7 @@ func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, inf
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.publish) }
 
-// publish reads the ConfigMap from the cluster, since the informer may lag.
+// publish reads the cluster, since the informer may lag.
 func (c *Controller) publish(ctx context.Context, _ string) error {
 	stored, err := c.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
 	absent := apierrors.IsNotFound(err)

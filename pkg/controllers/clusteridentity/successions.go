@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// succeedBackoff bounds the attempts: the API server may be unavailable, or the ConfigMap missing
-// until the Controller restores it.
+// succeedBackoff bounds attempts: the API server may be unavailable, or the ConfigMap missing until
+// restored.
 var succeedBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 5 * time.Second}
 
 // Successions writes into the ConfigMap which namespaces continue others. It is safe for concurrent
@@ -34,7 +34,7 @@ type Successions struct {
 	writing sync.Mutex
 }
 
-// NewSuccessions returns Successions of the system namespace whose ConfigMaps these are.
+// NewSuccessions returns Successions of the system namespace with these ConfigMaps.
 func NewSuccessions(configMaps corev1client.ConfigMapInterface) *Successions {
 	return &Successions{configMaps: configMaps}
 }

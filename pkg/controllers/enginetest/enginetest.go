@@ -1,17 +1,15 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package enginetest is a fake cluster of engine records for tests of controllers: the generated
-// fake clientset, and what controllers need besides:
+// Package enginetest is a fake cluster of engine records for tests of controllers: the generated fake
+// clientset, and what controllers need besides:
 //
 //  1. Each write sets the next resourceVersion; an outdated update is a Conflict.
 //  2. A created object gets a uid and a creationTimestamp.
 //  3. Deletions obey preconditions, and a dry run writes nothing.
 //  4. A status update changes nothing else.
 //
-// Kube is the same for Kubernetes's own objects. Fault refuses requests or loses answers, Hold
-// delays informers, Observe shows what really happens. Ledger and its neighbours are shared by
-// tests of the queue and of the executors.
+// Kube is the same for Kubernetes's own objects.
 package enginetest
 
 import (
@@ -45,7 +43,7 @@ func init() {
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 }
 
-// Fault is what goes wrong with a request. The zero value is nothing.
+// Fault is a request's fault. The zero value is none.
 type Fault struct {
 	Err error
 	// Lost carries the request out, but loses its answer.
@@ -143,7 +141,7 @@ func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 	c.fault = decide
 }
 
-// FaultRuns is a Fault of the writes of some runs.
+// FaultRuns is a Fault of writes of some runs.
 func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) bool) {
 	c.Fault(func(action clienttesting.Action) Fault {
 		if run := Written(action); run != nil && which(run) {
@@ -153,7 +151,7 @@ func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) b
 	})
 }
 
-// Written is the run that an action writes, or nil.
+// Written returns the run that an action writes, or nil.
 func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	update, ok := action.(clienttesting.UpdateActionImpl)
 	if !ok {
@@ -163,8 +161,7 @@ func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	return run
 }
 
-// Meanwhile has another client change an object before the request is carried out that
-// Fault is asked about.
+// Meanwhile has another client change an object before the request that Fault is asked about.
 func (c *Cluster) Meanwhile(obj runtime.Object) {
 	s, gvr := &server{Cluster: c, tracker: c.Tracker()}, schema.GroupVersionResource{}
 	if _, ok := obj.(*corev1.ConfigMap); ok {
@@ -182,8 +179,8 @@ func (c *Cluster) Meanwhile(obj runtime.Object) {
 	}
 }
 
-// Observe sets a function that sees each change of an object when it is made, one at a time; a
-// deleted object as it was. It must neither call the clientsets nor keep the object.
+// Observe sets a function that sees each change, one at a time; a deleted object as it was. It must
+// neither call the clientsets nor keep the object.
 func (c *Cluster) Observe(seen func(clienttesting.Action, runtime.Object)) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
@@ -196,8 +193,7 @@ func (c *Cluster) observe(action clienttesting.Action, obj runtime.Object) {
 	}
 }
 
-// Writes are the changes that were asked for of a resource, oldest first, those
-// that failed included.
+// Writes returns the requested changes of a resource, also failed ones, oldest first.
 func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	var writes []clienttesting.Action
 	for _, action := range slices.Concat(c.Actions(), c.Kube.Actions()) {
@@ -212,15 +208,15 @@ func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	return writes
 }
 
-// Watches is the number of watches that were opened so far.
+// Watches returns the number of opened watches.
 func (c *Cluster) Watches() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.watches
 }
 
-// Hold delays watches until release: those with the given numbers, from 1, as Watches counts;
-// without numbers all, future ones included. Only one hold may be in force.
+// Hold delays watches until release: the given numbers, from 1, as Watches counts; without numbers all,
+// also future ones. Only one hold may be in force.
 func (c *Cluster) Hold(watches ...int) (release func()) {
 	g := &gate{open: make(chan struct{}), watches: watches}
 	c.mu.Lock()
@@ -402,7 +398,7 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 	})
 }
 
-// nextVersion counts as the tracker does, so that versions of objects and lists are comparable.
+// nextVersion counts as the tracker: versions of objects and lists are comparable.
 func (c *Cluster) nextVersion(gvr schema.GroupVersionResource) string {
 	if c.versions[gvr] == 0 {
 		c.versions[gvr] = 1

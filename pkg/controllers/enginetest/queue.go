@@ -27,7 +27,7 @@ type Queue struct {
 	Events *events.FakeRecorder
 }
 
-// NewQueue returns a Queue whose ledger is empty.
+// NewQueue returns a Queue with an empty ledger.
 func NewQueue(t *testing.T) *Queue {
 	q := &Queue{T: t, Cluster: New(), Events: events.NewFakeRecorder(10_000)}
 	q.WriteLedger()
@@ -44,7 +44,7 @@ func (q *Queue) Run(name string) *enginev1alpha1.BackupRun {
 	return run
 }
 
-// Update writes a run with its status, as another client does.
+// Update writes a run with its status, as another client.
 func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
 	q.Helper()
 	if _, err := q.EngineV1alpha1().BackupRuns(System).Update(q.Context(), run, metav1.UpdateOptions{}); err != nil {
@@ -52,7 +52,7 @@ func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// Cancel asks for runs to be cancelled, as the API server does.
+// Cancel requests the cancellation of runs, as the API server.
 func (q *Queue) Cancel(names ...string) {
 	q.Helper()
 	for _, name := range names {
@@ -78,7 +78,7 @@ func (q *Queue) Remove(name string) {
 	}
 }
 
-// LedgerObject is the ConfigMap of the ledger, which must exist.
+// LedgerObject returns the ledger's ConfigMap, which must exist.
 func (q *Queue) LedgerObject() *corev1.ConfigMap {
 	q.Helper()
 	ledger, err := q.Kube.CoreV1().ConfigMaps(System).Get(q.Context(), records.LedgerName, metav1.GetOptions{})
@@ -88,7 +88,7 @@ func (q *Queue) LedgerObject() *corev1.ConfigMap {
 	return ledger
 }
 
-// Ledger are the entries of the ledger, which must be readable.
+// Ledger returns the ledger's entries, which must be readable.
 func (q *Queue) Ledger() []records.Start {
 	q.Helper()
 	starts, err := records.Ledger(q.LedgerObject())
@@ -98,7 +98,7 @@ func (q *Queue) Ledger() []records.Start {
 	return starts
 }
 
-// WriteLedger replaces the entries of the ledger, and makes it if there is none.
+// WriteLedger replaces the ledger's entries, and creates a missing ledger.
 func (q *Queue) WriteLedger(starts ...records.Start) {
 	q.Helper()
 	configMaps := q.Kube.CoreV1().ConfigMaps(System)
@@ -125,13 +125,13 @@ func (q *Queue) AtOnce(since time.Time) {
 	}
 }
 
-// Told returns the events that were recorded so far, and forgets them.
+// Told returns the events recorded so far, and forgets them.
 func (q *Queue) Told() []string {
 	synctest.Wait()
 	return Told(q.Events)
 }
 
-// Each tells a story for each case, in a bubble of its own.
+// Each runs tell for each case, in a bubble of its own.
 func Each[C any](t *testing.T, cases map[string]C, tell func(*testing.T, C)) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { tell(t, c) }) })
@@ -147,7 +147,7 @@ func (NoRestores) Start(string) {}
 // Executing implements backupqueue.Executor.
 func (NoRestores) Executing() map[string]*enginev1alpha1.RestoreRun { return nil }
 
-// Told returns the events that were recorded so far, and forgets them.
+// Told returns the events recorded so far, and forgets them.
 func Told(recorder *events.FakeRecorder) (all []string) {
 	for {
 		select {

@@ -26,39 +26,36 @@ type backup struct {
 	started    time.Time
 	held       bool
 	deleting   bool
-	// good is true if it can be restored, as far as is known.
-	good  bool
-	reach reach
-	scope scope
+	good       bool
+	reach      reach
+	scope      scope
 }
 
 type reach struct{ included, excluded string }
 
 // scope is the included part of the namespaces.
 type scope struct {
-	// filter is empty for everything.
 	filter string
-	// volumes ranks the volumes without a pod's annotation: none, claims, all.
+	// volumes ranks volumes without a pod's annotation.
 	volumes int
-	// complete is true if nothing failed, and no volume was deleted or damaged since. Omitted data
-	// of claims does not count: the deletion request protects the newest data of each claim.
+	// complete: nothing failed, and no volume was deleted or damaged since. Omitted claims don't count:
+	// the deletion request protects each claim's newest data.
 	complete bool
 }
 
-// Values of scope.volumes, by DefaultVolumesToFsBackup: false, unset, true.
+// These are for DefaultVolumesToFsBackup: false, unset, true.
 const (
 	volumesNone = iota
 	volumesOfClaims
 	volumesAll
 )
 
-// covers reports whether a backup of this scope contains one of the other scope.
 func (s scope) covers(other scope) bool {
 	return (s.filter == "" || s.filter == other.filter) && s.volumes >= other.volumes && (s.complete || !other.complete)
 }
 
-// own converts a Backup, and reports whether it is this cluster's own and stored. Others never
-// expire here.
+// own converts a Backup, and reports whether it is stored and this cluster's own. Others never expire
+// here.
 func own(object *v1alpha1.Backup) (backup, bool) {
 	status := &object.Status
 	phase := status.Phase
@@ -92,8 +89,8 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 
 func words(list []string) string { return strings.Join(list, ",") } // no name or pattern has a comma
 
-// scopeOf returns what a backup holds. Snapshots that it keeps in their storage are no second copies, so it
-// does not take the place of a backup that has the data.
+// scopeOf returns a backup's scope. Snapshots kept in their storage are no second copies, so it does
+// not replace a backup that has the data.
 func scopeOf(spec *v1alpha1.BackupSpec, keepsSnapshots bool) scope {
 	filters := spec.DeepCopy()
 	volumes := filters.DefaultVolumesToFsBackup
@@ -134,7 +131,6 @@ func scopeOf(spec *v1alpha1.BackupSpec, keepsSnapshots bool) scope {
 	return s
 }
 
-// expired returns the expired backups that are not being deleted, the earliest first.
 func expired(backups []backup, now time.Time) []backup {
 	var due []backup
 	for _, b := range backups {
@@ -148,13 +144,13 @@ func expired(backups []backup, now time.Time) []backup {
 	return due
 }
 
-// maxFiltered bounds the protected backups of parts of a namespace, by the newest selections, so
-// that a tenant with many selectors does not keep all.
+// maxFiltered bounds the protected backups of parts of a namespace, by the newest selections: a tenant
+// with many selectors does not keep all.
 const maxFiltered = 100
 
-// lastGood returns the backups that a namespace needs, each with the namespace. A good backup may
-// be deleted if a newer good one includes the same namespaces and covers its scope. For backups
-// selected by resources or labels, that holds for the newest maxFiltered selections.
+// lastGood returns the backups that a namespace needs, each with the namespace. A good backup may be
+// deleted if a newer good one includes the same namespaces and covers its scope. For selections by
+// resources or labels, that holds for the newest maxFiltered.
 func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	// Of equal reach and scope only the newest counts.
 	type kind struct {
@@ -212,7 +208,7 @@ func newer(a, b backup) bool {
 	return cmp.Or(a.started.Compare(b.started), cmp.Compare(a.uid, b.uid)) > 0
 }
 
-// among returns the namespaces that the backup includes; all if its lists are invalid.
+// among returns the included namespaces; all if the lists are invalid.
 func (r reach) among(namespaces []string) []string {
 	split := func(list string) []string {
 		if list == "" {
@@ -234,19 +230,17 @@ func (r reach) among(namespaces []string) []string {
 }
 
 const (
-	// So many backups of a location may always expire within an hour.
+	// floor backups of a location may always expire within an hour.
 	floor = 10
-	// A store with more backups is not emptied at once.
+	// few: a store with more is not emptied at once.
 	few = 2
 )
 
-// tooMany reports whether n of total backups are more than may expire within an hour. percent 100
-// means no bound.
+// tooMany reports whether n of total backups may not expire within an hour.
 func tooMany(n, total, percent int) bool {
 	return n > mostOf(total, percent) || percent < 100 && n == total && n > few
 }
 
-// mostOf returns how many of total backups may expire within an hour.
 func mostOf(total, percent int) int {
 	if percent >= 100 {
 		return total

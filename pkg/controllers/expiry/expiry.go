@@ -2,19 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package expiry requests the deletion of expired backups, as a client of our own API with only the
-// right to backups/deletion. The API server checks uid and expiration by its own clock.
+// right to backups/deletion. The API server checks uid and expiration by its own clock. docs/using.md
+// says which backups stay, and when expiry is frozen.
 //
-//   - Only this cluster's own backups expire: none before the last requested time, none while held
-//     or read by a restore. The last good backup of an existing namespace stays, unless disabled
-//     (lastGood).
+//   - None of this cluster's own backups expires before the last requested time. Others never expire here.
 //   - Locations that the API server is unsure of are left alone.
-//   - Clocks may be wrong. If more of a location's backups have expired than an hour allows,
-//     none is deleted until an administrator accepts that up to an instant
-//     (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted while the clock
-//     differs from the store's.
+//   - Clocks may be wrong. The hour for the bound on deletions is measured monotonically, and nothing is
+//     deleted while the clock differs from the store's. A clock that is repeatedly a little wrong, with
+//     restarts, remains undetected.
 //
-// A new process begins a new hour, and two processes request the same deletions. A clock that is
-// repeatedly a little wrong, with restarts, remains undetected.
+// A new process begins a new hour, and two processes request the same deletions.
 package expiry
 
 import (
@@ -54,8 +51,7 @@ const (
 
 	soon     = time.Minute
 	pageSize = 500
-	// perLook bounds the deletions requested in one look, inFlight a location's deletions: each has
-	// a record.
+	// perLook bounds a look's requests, inFlight a location's deletions: each has a record.
 	perLook  = 100
 	inFlight = 500
 	// mostWarnings is the length up to which an answer has all warnings.
@@ -65,7 +61,7 @@ const (
 	refusalPause = time.Hour
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	// Interval is the time between looks; zero disables expiry.
@@ -91,7 +87,7 @@ type Controller struct {
 	synced []cache.InformerSynced
 	wake   chan struct{}
 
-	// gone has the unaccepted deletions of the last hour, by location.
+	// gone has the last hour's unaccepted deletions, by location.
 	gone    map[string][]departure
 	refused map[types.UID]time.Time
 	last    map[types.UID]time.Time
@@ -156,7 +152,6 @@ func (c *Controller) Run(ctx context.Context) {
 	}
 }
 
-// look requests the deletion of the backups that may go, and returns when to look again.
 func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	listed, warnings, err := c.list(ctx)
 	if err != nil {
@@ -279,7 +274,6 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	return c.Interval, nil
 }
 
-// expireAll requests deletions, and reports whether restores still read some of the backups.
 func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
 	reading, err := c.reading(ctx, len(going) > 0)
 	if err != nil {
@@ -303,7 +297,6 @@ func (c *Controller) expireAll(ctx context.Context, going []backup, locations ma
 	return read, nil
 }
 
-// list returns all of this cluster's own backups, and the API server's warnings.
 func (c *Controller) list(ctx context.Context) (listed []backup, warnings []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -326,8 +319,7 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 	}
 }
 
-// cut reports whether the API server may have truncated the warnings, which it does beyond 4,096
-// characters.
+// cut reports whether the API server may have truncated the warnings, as beyond 4,096 characters.
 func cut(warnings []string) bool {
 	length := 0
 	for _, warning := range warnings {
@@ -336,8 +328,8 @@ func cut(warnings []string) bool {
 	return length > mostWarnings
 }
 
-// inDoubt returns whether the API server is unsure of a location's backups: those that a warning
-// names, or all if it names none. Replaced metadata and omitted foreign backups are no doubt.
+// inDoubt reports whether the API server is unsure of a location's backups: named by a warning, or all
+// if it names none. Replaced metadata and omitted foreign backups are no doubt.
 func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
 	named := map[string]bool{}
 	all := false
@@ -388,7 +380,6 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	return ids, nil
 }
 
-// tally counts a location's backups, in all and by namespace, and those being deleted.
 func tally(listed []backup, location string, now time.Time) (all *counts, in map[string]*counts, deleting int) {
 	all, in = &counts{}, map[string]*counts{}
 	for _, b := range listed {
@@ -416,8 +407,8 @@ func tally(listed []backup, location string, now time.Time) (all *counts, in map
 	return all, in, deleting
 }
 
-// counts has the present backups of a namespace or location, and the good ones made within about a
-// day. going are the accepted deletions, gone the others within an hour.
+// counts has the present backups of a namespace or location, and good ones made within about a day.
+// going are accepted deletions, gone the others within an hour.
 type counts struct{ present, made, going, gone int }
 
 type departure struct {
@@ -425,16 +416,16 @@ type departure struct {
 	at        time.Time
 }
 
-// isShortLived reports whether a backup is kept for less than a day. A wrong clock ends it earlier
-// by less, so it does not count for the bound.
+// isShortLived reports a backup kept for less than a day. A wrong clock ends it little earlier, so it
+// does not count for the bound.
 func (b *backup) isShortLived() bool {
 	lives := b.expiration.Sub(b.started)
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
-// bound splits the due backups into those that may be deleted, and those that must be accepted. It
-// counts each namespace, so that one with many does not delay the others, and then the rest. As
-// many may be deleted as were made within a day: a clock that is ahead has seen none made.
+// bound splits due backups into free ones and those that must be accepted. It counts each namespace, so
+// that none delays the others, and then the rest. As many may be deleted as were made within a day: a
+// clock that is ahead has seen none made.
 func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	byNamespace := map[string][]backup{}
@@ -477,7 +468,6 @@ func (of *counts) replaced(due []backup, now time.Time) bool {
 	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }
 
-// accepted returns the instant up to which an administrator has accepted that backups expire.
 func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) time.Time {
 	text, ok := location.Annotations[enginev1alpha1.AnnotationAcceptExpiry]
 	if !ok {
@@ -490,7 +480,6 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-// frozenBy returns the condition that backups must be accepted; nil if none must.
 func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) *metav1.Condition {
 	if len(unaccepted) == 0 {
 		return nil
@@ -545,7 +534,7 @@ func namespacesOf(backups []backup) string {
 	return "the namespaces " + strings.Join(sorted, ", ")
 }
 
-// expire requests the deletion of a backup. An error is not about this backup alone.
+// expire requests a backup's deletion. An error is not about this backup alone.
 func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
 	err := c.Backups.Delete(ctx, b.Namespace, b.Name, &v1alpha1.BackupDeletion{
 		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true, Superseded: c.KeepLast},
@@ -591,13 +580,11 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 	return ok
 }
 
-// isRefusal reports whether a request was refused because of the backup's state or a policy.
 func isRefusal(err error) bool {
 	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
 		apierrors.IsBadRequest(err) // of a webhook without a reason
 }
 
-// lastData returns the claims for whose newest data a deletion was refused, or "".
 func lastData(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {
@@ -620,7 +607,6 @@ func (b *backup) reference() *corev1.ObjectReference {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// isAsOf reports whether a location shows an earlier time.
 func isAsOf(locations []*enginev1alpha1.StorageLocation, name string) bool {
 	return slices.ContainsFunc(locations, func(location *enginev1alpha1.StorageLocation) bool {
 		return location.Name == name && location.Spec.AsOf() != nil

@@ -1,19 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leftovers removes daily what dead processes left in the stores: folders of backups that
-// never ended and have no record, reports of restores of missing backups, and unfinished writes.
+// Package leftovers removes daily what dead processes left in the stores: see docs/maintenance.md,
+// "Leftovers in a store".
 //
-//   - A folder is removed by the usual steps (folder.Deletion), under the uid of its owner. It must
-//     be this cluster's, have no metadata or copy of it and no record, and be unchanged for MinAge.
-//   - If more than ten folders and more than one in twenty would go, none does, with an event.
-//   - A restore's report goes only if it is this cluster's, in its own place, without a record, and
-//     its backup is missing (folder.Needs) in two passes a day apart. If the store has no backups,
-//     nothing goes. The metadata, which says all that, goes last.
-//   - Unfinished writes go when older than MinAge and than every running backup of this cluster.
-//   - Nothing goes while the clock differs from the store's.
-//
-// Maintenance removes the snapshots of such backups (pkg/maintenance).
+//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this
+//     cluster's, have no metadata or copy of it and no record, and be unchanged for MinAge.
+//   - A restore's report is removed if it is this cluster's, in its own place, without a record. Two
+//     passes a day apart must find its backup missing (folder.Needs), and other backups. Its metadata,
+//     which says all that, is last.
+//   - Unfinished writes are removed when older than MinAge and than every running backup of this cluster.
+//   - Nothing is removed while the clock differs from the store's, or if too many folders would be.
 package leftovers
 
 import (
@@ -46,7 +43,7 @@ import (
 )
 
 const (
-	// MinAge exceeds the duration of an upload, and so of a backup, by a day.
+	// MinAge exceeds an upload's duration, and so a backup's, by a day.
 	MinAge = maintenance.MaxUpload + 24*time.Hour
 	// A location is tidied first soon after the start, then daily.
 	first          = 10 * time.Minute
@@ -54,14 +51,14 @@ const (
 	firstRetry     = 10 * time.Minute
 	lastRetry      = 6 * time.Hour
 	requestTimeout = time.Minute
-	// So many folders may go, or one of so many.
+	// So many folders may be removed, or one of so many.
 	few, oneOf = 10, 20
 )
 
-// unfinishedIn are the folders that Holdfast writes to: a bucket may have others.
+// unfinishedIn are Holdfast's folders: a bucket may have others.
 var unfinishedIn = []string{format.BackupsPrefix, format.RestoresPrefix, format.RepositoriesPrefix, format.HoldfastPrefix}
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace, ClusterUID string
 
@@ -89,21 +86,21 @@ type Controller struct {
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	of        map[string]map[string]restoredBackup
-	// report, if set, receives what would go, and nothing does.
+	// report, if set, receives what would be removed, and nothing is.
 	report func(Leftover)
 }
 
-// Leftover is what is removed from a store, or would be.
+// Leftover is removed from a store, or would be.
 type Leftover struct {
-	// Key is an object's key, or a folder's with a slash at its end; empty if Reason is about all.
+	// Key is an object's key, or a folder's with a final slash; empty if Reason is about all.
 	Key string `json:"key,omitempty"`
-	// Reason says why it goes, or why nothing does.
+	// Reason says why it is removed, or why nothing is.
 	Reason string `json:"reason"`
 }
 
-// List reports what a Controller would remove from a location now, and removes nothing. A
-// Controller removes restores' reports only when found again a day later. The Config needs no
-// informer, clock or recorder.
+// List reports what a Controller would now remove from a location, and removes nothing. A Controller
+// removes restores' reports only when found again a day later. The Config needs no informer, clock or
+// recorder.
 func List(ctx context.Context, config Config, record *enginev1alpha1.StorageLocation, report func(Leftover)) error {
 	if record.Spec.IsLonghorn() {
 		return fmt.Errorf("the storage location %s is Longhorn's, so nothing in it is ever removed", record.Name)
@@ -139,7 +136,7 @@ func New(config Config) (*Controller, error) {
 	}))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
+// Run works until ctx ends and all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -166,7 +163,7 @@ func (c *Controller) tidy(ctx context.Context, record *enginev1alpha1.StorageLoc
 		return err
 	}
 	defer target.Close()
-	// All removals go by age.
+	// All removals depend on age.
 	if err := target.CheckClock(ctx, c.Clock); err != nil {
 		return err
 	}
@@ -229,8 +226,8 @@ func (c *Controller) tidy(ctx context.Context, record *enginev1alpha1.StorageLoc
 	return errors.Join(failures...)
 }
 
-// oldestWriter returns the time before which no current write began: MinAge ago, or the start of
-// the location's oldest running backup.
+// oldestWriter returns the time before which no current write began: MinAge ago, or the start of the
+// location's oldest running backup.
 func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Time, error) {
 	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -247,7 +244,6 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	return before, nil
 }
 
-// find returns the owned, old folders without metadata, those with metadata, and the number of all.
 func (c *Controller) find(ctx context.Context, target bucket) (abandoned []string, finished sets.Set[string], of int, err error) {
 	finished = sets.Set[string]{}
 	var name string
@@ -282,7 +278,6 @@ func (c *Controller) find(ctx context.Context, target bucket) (abandoned []strin
 	return abandoned, finished, of, nil
 }
 
-// judge returns the deletion of a folder; nil if it stays.
 func (c *Controller) judge(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
 	of := c.folder(record, target, storeName)
 	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name, "folder", storeName)
@@ -339,7 +334,6 @@ func (c *Controller) unknown(ctx context.Context, storeName string) error {
 	return err
 }
 
-// would reports a leftover in a dry run, and returns whether it is one.
 func (c *Controller) would(key, reason string) bool {
 	if c.report != nil {
 		c.report(Leftover{Key: key, Reason: reason})

@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// restoredBackup is the backup of a restore of this cluster, with the restore's record. Empty for
-// others' restores.
+// restoredBackup is the backup of this cluster's restore, with the restore's record; empty for others'
+// restores.
 type restoredBackup struct {
 	storeName string
 	uid       types.UID
@@ -36,7 +36,7 @@ type restoredBackup struct {
 	goneSince time.Time
 }
 
-// goneFor ensures that an earlier pass has found it missing, not a retry.
+// goneFor ensures that an earlier pass, not a retry, has found it missing.
 const goneFor = interval / 2
 
 type restoreFolder struct {
@@ -45,8 +45,8 @@ type restoreFolder struct {
 	young   bool
 }
 
-// tidyRestores removes reports of restores whose backup is missing. Reports never change, so each
-// is read once. Two passes protect them while a store lacks its backups for a time.
+// tidyRestores removes reports of restores whose backup is missing. Reports never change, so each is
+// read once. Two passes protect them while a store lacks its backups for a time.
 func (c *Controller) tidyRestores(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, finished sets.Set[string]) error {
 	before, known := c.of[record.Name], map[string]restoredBackup{}
 	var failures []error
@@ -113,7 +113,6 @@ func (c *Controller) tidyRestores(ctx context.Context, record *enginev1alpha1.St
 	return errors.Join(failures...)
 }
 
-// restored reads the backup of a restore, if it is this cluster's.
 func (c *Controller) restored(ctx context.Context, target bucket, name string) (of restoredBackup, err error) {
 	var data []byte
 	err = try(ctx, func(ctx context.Context) error {

@@ -21,16 +21,13 @@ import (
 )
 
 const (
-	// A pass has one request at a time, and at most so many a second: a million objects take six
-	// hours of a day.
+	// A pass has one request at a time, and at most so many a second: a million objects take six hours.
 	requestsPerSecond = 50
 	requestTimeout    = time.Minute
 	pageSize          = 500
-	// mostFailures is how many objects may fail until a pass ends.
-	mostFailures = 10
+	mostFailures      = 10
 )
 
-// extension is a pass through the objects of a location.
 type extension struct {
 	store    bucket
 	least    time.Duration
@@ -40,15 +37,15 @@ type extension struct {
 	objects  int
 }
 
-// unlisted means that the API server did not list the backups.
+// unlisted reports that the API server did not list the backups.
 type unlisted struct{ error }
 
 func (u *unlisted) Error() string { return "list the backups: " + u.error.Error() }
 
 func (u *unlisted) Unwrap() error { return u.error }
 
-// extend extends the locks of a location's objects, and returns when the first one ends; zero
-// without an object.
+// extend extends the locks of a location's objects, and returns when the first one ends; zero without
+// an object.
 func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageLocation) (until time.Time, err error) {
 	target, err := c.open(ctx, record)
 	if err != nil {
@@ -80,8 +77,8 @@ func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageL
 	return e.until, nil
 }
 
-// live returns the store names of this cluster's own backups in a location that are not being
-// deleted. Running ones lock what they write.
+// live returns the store names of this cluster's own backups that are not being deleted. Running ones
+// lock what they write.
 func (c *Controller) live(ctx context.Context, location string) (names []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -105,7 +102,6 @@ func isLive(b *v1alpha1.Backup) bool {
 	return b.Status.Origin != nil && b.Status.Origin.Trust == v1alpha1.BackupTrustOwn && b.Status.FormatVersion != "" && b.Status.Phase.Ended()
 }
 
-// folder extends the objects of a folder.
 func (e *extension) folder(ctx context.Context, folder string) error {
 	for object, err := range e.store.List(ctx, folder, store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -121,7 +117,7 @@ func (e *extension) folder(ctx context.Context, folder string) error {
 	return ctx.Err()
 }
 
-// one extends an object. It fails if the others would fail, too.
+// one fails if other objects would fail, too.
 func (e *extension) one(ctx context.Context, key string) error {
 	if err := e.limiter.Wait(ctx); err != nil {
 		return err

@@ -1,20 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package locks extends the locks of backups' objects in locations with spec.lock, and says until
-// when they are locked.
+// Package locks extends the locks of backups' objects in locations with spec.lock, and reports their
+// ends in the location's condition Locked and status.lock: see docs/lock.md.
 //
-//   - A location is looked through daily, and at least four times in the days of its lock. An object
-//     that is locked for less than half of them is extended by all of them.
-//   - The objects are the folders of this cluster's own backups that are not being deleted, the
-//     store's id, and this cluster's wrapped keys. An expired backup that stays, as a held one or a
-//     namespace's last good one, is extended too.
-//   - The maintenance of a repository extends its blobs (package repository), at the same intervals.
-//     A late one is reported here.
-//   - A pass changes nothing but the ends of locks, and only to later ones. It may be killed
-//     anywhere, and repeated.
-//
-// The results are the condition Locked and status.lock of the location.
+//   - The objects are the folders of this cluster's own backups that are not being deleted, the store's
+//     id, and this cluster's wrapped keys. A repository's maintenance extends its blobs (package
+//     repository); a late one is reported here.
+//   - A pass only moves ends of locks, to later times. It may be killed anywhere, and repeated.
 package locks
 
 import (
@@ -47,9 +40,9 @@ import (
 
 const (
 	longestInterval = 24 * time.Hour
-	// lookInterval is how often the repositories' records are compared. It costs no request.
+	// lookInterval is for comparing the repositories' records. It costs no request.
 	lookInterval = time.Hour
-	// soon is when a location is looked at again whose backups are not known yet.
+	// soon is when a location with unknown backups is looked at again.
 	soon                  = 10 * time.Second
 	firstRetry, lastRetry = time.Minute, time.Hour
 	workers               = 2
@@ -60,7 +53,7 @@ type Backups interface {
 	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, error)
 }
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace, ClusterUID string
 
@@ -112,16 +105,13 @@ func New(config Config) (*Controller, error) {
 	}))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
+// Run works until ctx ends and all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-// intervalOf returns the time between two passes.
 func intervalOf(lock *enginev1alpha1.StorageLock) time.Duration {
 	return min(longestInterval, lock.Period()/4)
 }
 
-// sync extends a location's locks if that is due, and writes the result. An error causes another
-// attempt.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.locations.Get(name)
 	switch {
@@ -167,13 +157,11 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.write(ctx, record, condition, status)
 }
 
-// isLoading reports whether the API server has not listed the location's backups once.
 func isLoading(record *enginev1alpha1.StorageLocation) bool {
 	synced := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSynced)
 	return !record.Closed() && (synced == nil || synced.Reason == enginev1alpha1.ReasonLoading)
 }
 
-// begin returns a location's status, which starts anew with another lock.
 func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time) *enginev1alpha1.StorageLockStatus {
 	if status := record.Status.Lock; status != nil && status.StorageLock == *record.Spec.Lock {
 		return status.DeepCopy()
@@ -181,8 +169,8 @@ func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time
 	return &enginev1alpha1.StorageLockStatus{StorageLock: *record.Spec.Lock, Since: metav1.NewTime(now)}
 }
 
-// due reports whether the objects are to be looked through: at first, when the store has its id,
-// regularly, and after a failure. A clock that was set back makes it due, too.
+// due reports whether to look through the objects: at first, once the store has its id, regularly, and
+// after a failure or a clock set back.
 func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) bool {
 	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked)
 	if condition == nil || status.CheckedAt == nil || status.Until == nil && record.Status.StoreID != "" && condition.Reason != enginev1alpha1.ReasonLockPending {
@@ -196,7 +184,6 @@ func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageL
 	return true
 }
 
-// failed returns the condition after a pass with an error.
 func failed(err error, status *enginev1alpha1.StorageLockStatus) *metav1.Condition {
 	condition := &metav1.Condition{Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonExtensionFailed, Message: err.Error()}
 	switch {
@@ -211,8 +198,8 @@ func failed(err error, status *enginev1alpha1.StorageLockStatus) *metav1.Conditi
 	return condition
 }
 
-// judge compares the repositories of a location with its lock, and returns the condition after a
-// good pass. status.Until becomes the end of the first lock to end, of objects and blobs.
+// judge compares a location's repositories with its lock, and returns the condition after a good pass.
+// status.Until becomes the first end of a lock, of objects and blobs.
 func (c *Controller) judge(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) (*metav1.Condition, error) {
 	all, err := c.repositories.List(labels.Everything())
 	if err != nil {
@@ -261,7 +248,6 @@ func (c *Controller) judge(record *enginev1alpha1.StorageLocation, status *engin
 	return condition, nil
 }
 
-// some names the first of several.
 func some(names []string) string {
 	const most = 3
 	text := strings.Join(names[:min(len(names), most)], "; ")
@@ -273,8 +259,8 @@ func some(names []string) string {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// write writes the condition and the status, if they differ. Both are nil without a lock. The other
-// conditions may have changed since the record was read, as during a long pass.
+// write writes the condition and the status, if they differ. Both are nil without a lock. Other
+// conditions may have changed since the record was read.
 func (c *Controller) write(ctx context.Context, record *enginev1alpha1.StorageLocation, condition *metav1.Condition, status *enginev1alpha1.StorageLockStatus) error {
 	locations, latest, written := c.Locations.StorageLocations(c.Namespace), record, false
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) {

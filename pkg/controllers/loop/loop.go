@@ -1,12 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loop is common to controllers: informers fill a workqueue with names, and workers sync
-// each.
+// Package loop is common to controllers: informers fill a workqueue with names, and workers sync each.
 //
 // One worker handles a name at a time, and again if it was added meanwhile. Work begins after the
-// handlers have seen all objects. Failures are repeated with growing delays. Run returns when all
-// work has stopped.
+// handlers have seen all objects. Failures are repeated with growing delays. Run returns when all work
+// has stopped.
 package loop
 
 import (
@@ -23,20 +22,19 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config is how a controller's loop works.
+// Config configures a Loop.
 type Config struct {
 	Controller string
 	// Workers run concurrently. Default 1.
 	Workers int
-	// Failures are repeated after FirstRetry, then less often up to LastRetry. Defaults: 10 ms and
-	// 10 s.
+	// Failures are repeated after FirstRetry, then less often up to LastRetry. Defaults: 10 ms, 10 s.
 	FirstRetry, LastRetry time.Duration
 	Clock                 clock.WithTicker
 	// Synced is an additional condition to begin. Optional.
 	Synced cache.InformerSynced
 }
 
-// Loop is the workqueue of a controller, with its workers.
+// Loop is a controller's workqueue, with its workers.
 type Loop[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	config Config
@@ -86,7 +84,7 @@ func (l *Loop[K]) Watch(informer cache.SharedIndexInformer, handler cache.Resour
 	return err
 }
 
-// Synced reports whether the handlers have seen all that there is.
+// Synced reports whether the handlers have seen all objects.
 func (l *Loop[K]) Synced() bool {
 	for _, synced := range l.synced {
 		if !synced() {

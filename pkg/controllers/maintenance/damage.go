@@ -27,8 +27,8 @@ func checked(status *enginev1alpha1.VolumeRepositoryStatus, found *maintenance.C
 		status.LastVerificationTime = &now
 	}
 	before := status.Damage
-	// Damaged packs are checked again by name. If there are more than names, only a check of all
-	// packs proves that they are whole.
+	// Damaged packs are checked again by name. Beyond the names, only a check of all packs proves them
+	// whole.
 	unnamed := before != nil && int(before.DamagedPacks) > len(before.Packs) && !found.All
 	if !found.Lost() && !unnamed {
 		status.Damage = nil

@@ -26,8 +26,8 @@ func (c *Controller) canBeMaintained(record *enginev1alpha1.VolumeRepository) bo
 	return err == nil && stored.Spec.AsOf() == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
 }
 
-// wait records what a due repository waits for, after another period of waiting, or a minute on
-// request. Short waits and restarts cause no writes.
+// wait records what a due repository waits for, after another period, or a minute on request. Short
+// waits and restarts cause no writes.
 func (c *Controller) wait(ctx context.Context, record *enginev1alpha1.VolumeRepository) error {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	asOf := err == nil && stored.Spec.AsOf() != nil
@@ -76,7 +76,6 @@ func (c *Controller) waitsFor(record *enginev1alpha1.VolumeRepository) string {
 	return "It is due, and waits for the end of another maintenance: --concurrent-maintenance-jobs of the controller says how many run at once"
 }
 
-// last returns the start of the last maintenance, or the creation of the record.
 func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained bool) {
 	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
 		return recent[0].StartTimestamp.Time, true
@@ -84,9 +83,9 @@ func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained boo
 	return record.CreationTimestamp.Time, false
 }
 
-// frequency returns the interval of a repository's maintenance. With a lock of its location that is
-// at most a quarter of the lock's days: a full maintenance extends the locks of its blobs. A full
-// one is due after a day, so the shortest lock, of two days, is extended in time.
+// frequency returns the interval of a repository's maintenance. With a lock it is at most a quarter of
+// the lock's days: a full maintenance extends the locks of its blobs. That is due after a day, so even
+// a lock of two days is extended in time.
 func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
 	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
@@ -114,7 +113,6 @@ func (c *Controller) due(record *enginev1alpha1.VolumeRepository) time.Time {
 	return since.Add(frequency + part/10)
 }
 
-// running returns the repositories with a running Job, by name, and the number of Jobs.
 func (c *Controller) running() (repositories map[string]bool, count int, err error) {
 	all, err := c.jobs.List(labels.Everything())
 	if err != nil {
@@ -144,8 +142,8 @@ func (c *Controller) running() (repositories map[string]bool, count int, err err
 	return repositories, count, nil
 }
 
-// first returns the repositories for the free places: the longest due. Small ones of a location
-// share a Job, also with those that are due soon.
+// first returns the longest due repositories for the free places. Small ones of a location share a Job,
+// also with those due soon.
 func (c *Controller) first() (groups [][]*enginev1alpha1.VolumeRepository) {
 	running, count, err := c.running()
 	if err != nil || count >= c.Limit { // the limit may be 0
@@ -186,8 +184,8 @@ func (c *Controller) first() (groups [][]*enginev1alpha1.VolumeRepository) {
 	return groups[:min(len(groups), c.Limit-count)]
 }
 
-// shares reports whether a repository may share a Job: it is small, not requested, without own
-// settings, undamaged, and its last maintenance succeeded.
+// shares reports that a repository may share a Job: small, not requested, without own settings,
+// undamaged, last maintained with success.
 func (c *Controller) shares(record *enginev1alpha1.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()

@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// LabelRepository has, on a Job and its pod, the uid of its only VolumeRepository; a name may
-	// be too long.
+	// LabelRepository has, on a Job and its pod, the uid of its only VolumeRepository; a name may be
+	// too long.
 	LabelRepository = "engine.holdfast.io/repository-uid"
-	// LabelPrefix and a repository's namespace are a label of its Jobs and pods, also shared ones.
-	// The value is the storage location, if short enough.
+	// LabelPrefix and a repository's namespace are a label of its Jobs and pods. The value is the
+	// storage location, if short enough.
 	LabelPrefix   = "repository.holdfast.io/"
 	containerName = "repo-maintenance"
 	account       = "holdfast-repo-maintenance"
@@ -70,8 +70,8 @@ func jobNameOf(group []*enginev1alpha1.VolumeRepository) string {
 	return name
 }
 
-// job returns a Job for repositories of one location. Its pod resembles own, the controller's pod,
-// in image, environment, volumes and placement.
+// job returns a Job for repositories of one location. Its pod resembles own, the controller's, in
+// image, environment, volumes and placement.
 func job(group []*enginev1alpha1.VolumeRepository, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
 	labels := map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "maintenance"}
 	args := []string{"repo-maintenance", "--namespace=" + system}
@@ -99,7 +99,7 @@ func job(group []*enginev1alpha1.VolumeRepository, system string, own *corev1.Po
 		Image:     "ghcr.io/holdfast-io/holdfast:dev",
 		Args:      append(args, logFlags...),
 		Resources: resources.requirements(),
-		// For a process that was killed.
+		// For a killed process.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false),
@@ -144,7 +144,6 @@ func isOf(job *batchv1.Job, record *enginev1alpha1.VolumeRepository) bool {
 	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
 }
 
-// labelAzureIdentity of a pod has the webhook of Azure Workload Identity give it an identity.
 const labelAzureIdentity = "azure.workload.identity/use"
 
 func podLabels(labels map[string]string, own *corev1.Pod) map[string]string {
@@ -155,16 +154,15 @@ func podLabels(labels map[string]string, own *corev1.Pod) map[string]string {
 	return labels
 }
 
-// injected has the volumes by which webhooks of clouds give a pod the identity of its service
-// account, with the variables that belong to each. They add nothing that is already there, and a
-// Job's account may have another role.
+// injected has the volumes by which clouds' webhooks give a pod its service account's identity, each
+// with its variables. They add nothing that exists, and a Job's account may have another role.
 var injected = map[string][]string{
 	"aws-iam-token":          {"AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"},
 	"eks-pod-identity-token": {"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"},
 	"azure-identity-token":   {"AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST"},
 }
 
-// inherit copies the controller's pod, except for the tokens of its account.
+// inherit copies the controller's pod, except its account's tokens.
 func inherit(spec *corev1.PodSpec, container *corev1.Container, own *corev1.Pod) {
 	from := own.Spec.DeepCopy()
 	parent := from.Containers[0]

@@ -56,8 +56,7 @@ func newestFirst(jobs []*batchv1.Job) {
 	})
 }
 
-// lookForMade looks for a Job that the informer should know by now: it may have been deleted
-// unseen.
+// lookForMade looks for a Job that the informer should know: it may have been deleted unseen.
 func (c *Controller) lookForMade(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) error {
 	c.mu.Lock()
 	made := c.made[record.UID]
@@ -83,8 +82,8 @@ func (c *Controller) lookForMade(ctx context.Context, record *enginev1alpha1.Vol
 	return nil
 }
 
-// clear deletes the Jobs that are not kept, with their pods. A shared Job stays until its last
-// repository does not keep it.
+// clear deletes Jobs that are not kept, with their pods. A shared Job stays until no repository keeps
+// it.
 func (c *Controller) clear(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) error {
 	for _, job := range all[min(len(all), c.keep(record)):] {
 		if c.isKept(job) {
@@ -113,7 +112,7 @@ func (c *Controller) isKept(job *batchv1.Job) bool {
 	})
 }
 
-// delete deletes a Job when all its records have its result. The last of them calls it again.
+// delete deletes a Job once all its records have its result. The last of them calls it again.
 func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
 	if !c.told(job) {
 		return nil

@@ -2,19 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package maintenance maintains due repositories by Jobs, and writes the results into
-// VolumeRepositories.
+// VolumeRepositories: see docs/maintenance.md.
 //
-//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what
-//     runs, and a Job's name follows from the maintenance before.
-//   - A repository is due a period after its last maintenance began, even if that failed, plus up
-//     to a tenth; a new one up to another period. A requested one is due at once, and first.
-//   - Small repositories of a location share a Job, up to ten, some a fifth of a period early. Each
-//     has its own result and 5 minutes. One that failed is alone the next time.
-//   - At most the limit of Jobs runs, the longest due first. A Job that hangs holds its place until
-//     its deadline; one that can't start is given up after minutes, recorded before its deletion.
-//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own
-//     result is a success, since a process that is told to stop exits well, too.
-//   - A Job and its log stay while they are among the last of one of its repositories.
+//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs,
+//     and a Job's name follows from the maintenance before.
+//   - A requested maintenance is due at once, and first; else the longest due is first.
+//   - A hanging Job holds its place until its deadline. One that can't start is recorded before its
+//     deletion.
+//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is
+//     a success, as a process told to stop exits well, too.
 package maintenance
 
 import (
@@ -57,7 +53,7 @@ const (
 	// leastPatience is the minimum wait before an unrequested repository records it.
 	leastPatience  = 5 * time.Minute
 	longestMessage = 1024
-	// together bounds the repositories of a Job: their results must fit the termination message.
+	// together bounds a Job's repositories: their results must fit the termination message.
 	together        = 10
 	togetherTimeout = 5 * time.Minute
 	smallRepository = 1 << 30
@@ -66,7 +62,7 @@ const (
 	byRepositoryIndex = "repository"
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	Own       func(context.Context) (*corev1.Pod, error)
@@ -80,7 +76,7 @@ type Config struct {
 	LogFlags     []string
 
 	Repositories engineclient.VolumeRepositoriesGetter
-	// Jobs and Pods of the maintenance namespace.
+	// Jobs and Pods are of the maintenance namespace.
 	Jobs   batchclient.JobInterface
 	Pods   corev1client.PodInterface
 	Events events.EventRecorder
@@ -104,11 +100,11 @@ type Controller struct {
 	mu sync.Mutex
 	// made has Jobs that the informer may not know yet, by repository.
 	made map[types.UID]*batchv1.Job
-	// gone has Jobs that were deleted before their end, by the record's name.
+	// gone has Jobs deleted before their end, by the record's name.
 	gone map[string]*batchv1.Job
-	// seen has the last state of pods that have not begun, by Job.
+	// seen has the last state of unbegun pods, by Job.
 	seen map[string]string
-	// begun has the running Jobs whose pods have begun.
+	// begun has running Jobs whose pods have begun.
 	begun    map[types.UID]bool
 	settings settings
 	began    time.Time
@@ -192,8 +188,6 @@ func ready(record *enginev1alpha1.VolumeRepository) bool {
 	return meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionReady)
 }
 
-// sync writes the results of a repository's Jobs into its record, and creates the next Job when
-// due.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {

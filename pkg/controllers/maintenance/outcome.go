@@ -26,7 +26,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
-// record writes the unrecorded results of Jobs, and returns a running Job.
 func (c *Controller) record(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
@@ -62,7 +61,7 @@ func (c *Controller) record(ctx context.Context, record *enginev1alpha1.VolumeRe
 			if err := c.delete(ctx, job); err != nil {
 				return false, nil, err
 			}
-			running = job // until it is deleted
+			running = job // until deleted
 		case over:
 			run, said, err := c.outcome(ctx, record, job)
 			if err != nil {
@@ -173,8 +172,8 @@ func shortened(message string) string {
 	return message
 }
 
-// outcome returns a repository's result of an ended Job, by its pod's message. A successful Job
-// alone is no success: an evicted process exits well, too.
+// outcome returns a repository's result of an ended Job, by its pod's message. A successful Job alone
+// is no success: an evicted process exits well, too.
 func (c *Controller) outcome(ctx context.Context, record *enginev1alpha1.VolumeRepository, job *batchv1.Job) (run enginev1alpha1.MaintenanceRun, said maintenance.Result, err error) {
 	pod, err := c.podOf(ctx, job)
 	if err != nil {
@@ -245,7 +244,6 @@ func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
 	return results
 }
 
-// endOf returns how a pod ended, or what prevents its start.
 func endOf(pod *corev1.Pod) string {
 	var told []string
 	if pod.Status.Reason != "" || pod.Status.Message != "" {
@@ -280,7 +278,6 @@ func endOf(pod *corev1.Pod) string {
 	return joined(told...)
 }
 
-// disruptionOf returns what removes a pod: an eviction, a taint of the node, or preemption.
 func disruptionOf(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.DisruptionTarget && condition.Status == corev1.ConditionTrue {
@@ -290,8 +287,8 @@ func disruptionOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// look remembers what prevents or removes a Job's pod, since the pod is missing at the Job's end.
-// It returns why to give the Job up, if its pod has not begun for too long.
+// look remembers what prevents or removes a Job's pod, which is missing at the Job's end. It returns
+// why to give up a Job whose pod has not begun for too long.
 func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string, err error) {
 	age := c.Clock.Since(job.CreationTimestamp.Time)
 	c.mu.Lock()

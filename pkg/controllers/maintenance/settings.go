@@ -23,7 +23,7 @@ import (
 const globalKey = "global"
 
 // settings are the administrator's ConfigMap in Velero's form, with the keys global and
-// NAMESPACE-LOCATION-TYPE. A repository's own fields take precedence.
+// NAMESPACE-LOCATION-TYPE. A repository's own fields win.
 type settings map[string]setting
 
 type setting struct {
@@ -128,7 +128,6 @@ func ownKey(record *enginev1alpha1.VolumeRepository) string {
 	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + enginev1alpha1.RepositoryTypeKopia
 }
 
-// of returns the settings of a repository; unset fields are empty.
 func (s settings) of(record *enginev1alpha1.VolumeRepository) setting {
 	holds := s[globalKey]
 	own, has := s[ownKey(record)]

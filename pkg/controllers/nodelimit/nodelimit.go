@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodelimit keeps the limit of a node's data path manager as the administrator's ConfigMap
-// and the node's labels say (pkg/loadconcurrency). Mistakes of a ConfigMap are reported once for
-// each version: in the log, an event and the Decision.
+// Package nodelimit sets the limit of a node's data path manager by the administrator's ConfigMap and
+// the node's labels (pkg/loadconcurrency). Mistakes of a ConfigMap version are reported once: in the
+// log, an event and the Decision.
 package nodelimit
 
 import (
@@ -25,12 +25,12 @@ const syncTimeout = 10 * time.Second
 
 const unreadProblem = "the ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?"
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	// ConfigMaps has only the administrator's ConfigMap; may be nil.
 	ConfigMaps cache.SharedIndexInformer
 	Nodes      cache.SharedIndexInformer
-	// Most is what the agent's memory allows; 0 means no bound.
+	// Most is what the agent's memory allows; 0 is no bound.
 	Most     int
 	SetLimit func(int)
 	Events   events.EventRecorder
@@ -46,7 +46,7 @@ type Controller struct {
 	running bool
 	limits  loadconcurrency.Config
 	version string
-	// problem is the ConfigMap's mistake; unread is set while it or the node can't be read.
+	// problem is the ConfigMap's mistake; unread: it or the node can't be read.
 	problem string
 	unread  bool
 	state   loadconcurrency.Decision

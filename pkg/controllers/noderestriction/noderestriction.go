@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderestriction says when kube-apiserver lacks its admission plugin NodeRestriction, by
-// which agents keep to their nodes: in an event, the log and a metric. Nothing waits for it.
+// Package noderestriction reports, in an event, the log and a metric, that kube-apiserver lacks its
+// admission plugin NodeRestriction, by which agents keep to their nodes. Nothing waits for it.
 package noderestriction
 
 import (
@@ -24,7 +24,6 @@ import (
 )
 
 const (
-	// interval is the time between checks, of one request each.
 	interval              = 24 * time.Hour
 	firstRetry, lastRetry = time.Minute, time.Hour
 	key                   = "NodeRestriction"
@@ -41,16 +40,15 @@ var (
 	register sync.Once
 )
 
-// Config is what a Controller works with.
+// Config configures a Controller.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 	Check     func(context.Context) (noderestriction.State, error)
 	Events    events.EventRecorder
 	Clock     clock.WithTicker
 }
 
-// Controller checks at its start, and then once a day.
+// Controller checks at its start, and then daily.
 type Controller struct {
 	Config
 	queue *loop.Loop[string]
@@ -65,7 +63,7 @@ func New(config Config) *Controller {
 	return c
 }
 
-// Run works until ctx ends. Then nothing is known any more.
+// Run works until ctx ends. Then it shows nothing.
 func (c *Controller) Run(ctx context.Context) {
 	defer state.Reset()
 	c.queue.Run(ctx, c.sync)

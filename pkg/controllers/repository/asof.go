@@ -19,8 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// prepareAsOf opens the repository of a location that shows an earlier time. It creates no
-// repository.
+// prepareAsOf opens the repository of a location that shows an earlier time. It creates none.
 func (c *Controller) prepareAsOf(ctx context.Context, record *enginev1alpha1.VolumeRepository, stored *enginev1alpha1.StorageLocation) (metav1.Condition, error) {
 	err := c.copyKey(ctx, record, stored)
 	if err == nil {
@@ -47,8 +46,7 @@ func (c *Controller) prepareAsOf(ctx context.Context, record *enginev1alpha1.Vol
 	return notReady(enginev1alpha1.ReasonUnreachable, err.Error()), err
 }
 
-// copyKey makes the Secret of a record, if missing, from the Secret of the same repository in a
-// location with the same store.
+// copyKey makes a record's missing Secret from another location with the same store.
 func (c *Controller) copyKey(ctx context.Context, record *enginev1alpha1.VolumeRepository, stored *enginev1alpha1.StorageLocation) error {
 	_, err := c.Keys.Get(ctx, enginev1alpha1.KeySecretName(record.Name), metav1.GetOptions{})
 	if !apierrors.IsNotFound(err) {

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// keyInterval is how often each key is checked: Secrets and copies in the store are not watched.
+// keyInterval is between checks of a key: Secrets and copies in the store are not watched.
 const keyInterval = time.Hour
 
 type keyState struct {
@@ -48,9 +48,8 @@ func (c *Controller) backUpKey(ctx context.Context, name string) error {
 	return errors.Join(problem, c.write(ctx, record, nil, key))
 }
 
-// lookAtKey ensures that the store has the key encrypted for the location's recovery keys; without
-// any it checks whether the key was exported. Nil means nothing new; an error causes another
-// attempt.
+// lookAtKey ensures that the store has the key encrypted for the location's recovery keys; without any
+// it checks whether the key was exported. Nil means nothing new.
 func (c *Controller) lookAtKey(ctx context.Context, record *enginev1alpha1.VolumeRepository) (*keyState, error) {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil || stored.Unavailable() || stored.Spec.AsOf() != nil { // nothing new gets the key
@@ -93,7 +92,6 @@ func (c *Controller) lookAtKey(ctx context.Context, record *enginev1alpha1.Volum
 	}
 }
 
-// wrap stores keys of a repository, encrypted for the location's recovery keys.
 func (c *Controller) wrap(ctx context.Context, stored *enginev1alpha1.StorageLocation, volumeNamespace string, keys ...repository.Key) error {
 	bucket, err := location.Open(ctx, c.Secrets, stored)
 	if err != nil {
@@ -108,8 +106,8 @@ func (c *Controller) wrap(ctx context.Context, stored *enginev1alpha1.StorageLoc
 	return bucket.Close()
 }
 
-// wrapNew stores the key before a repository is created, so that no data depends on this cluster's
-// key alone. An existing repository is used anyway: its store may refuse writes.
+// wrapNew stores the key before a repository is created, so that no data depends on this cluster's key
+// alone. An existing repository is used anyway: its store may refuse writes.
 func (c *Controller) wrapNew(ctx context.Context, record *enginev1alpha1.VolumeRepository, stored *enginev1alpha1.StorageLocation, where repository.Location, key repository.Key) error {
 	if len(stored.Spec.RecoveryKeys) == 0 || isReady(record) {
 		return nil

@@ -23,8 +23,6 @@ import (
 // LabelKey marks the Secrets with keys, for tools that copy them.
 const LabelKey = "engine.holdfast.io/repository-key"
 
-// prepare ensures that a repository exists and opens, and returns the condition. An error causes
-// another attempt.
 func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeRepository) (metav1.Condition, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -77,8 +75,8 @@ func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeR
 	}
 }
 
-// Readable returns nil if a namespace's volumes can be restored from a location: the repository
-// exists and its key opens it. It creates a missing record, as for another cluster's backup, but no
+// Readable returns nil if a namespace's volumes can be restored from a location: the repository exists
+// and its key opens it. It creates a missing record, as for another cluster's backup, but no
 // repository.
 func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName string) error {
 	name := enginev1alpha1.RepositoryName(volumeNamespace, locationName)
@@ -133,7 +131,7 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 	return nil
 }
 
-// errGone: a new repository in its place would hide the loss of all data.
+// errGone exists because a new repository would hide the loss of all data.
 var errGone = errors.New("the repository is gone from the store: bring it back, or delete the VolumeRepository to begin a new one")
 
 func notGone(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location) error {
@@ -174,8 +172,8 @@ func notReady(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: enginev1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
 
-// key returns the key of a repository. It creates one only if the store has no data that another
-// key may have locked.
+// key returns a repository's key. It creates one only if the store has no data that another key may
+// have locked.
 func (c *Controller) key(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location) (repository.Key, error) {
 	key, err := opener.Key(ctx, c.Keys, record.Name)
 	if !errors.Is(err, opener.ErrNoKey) {

@@ -1,16 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repository ensures that the repository of each VolumeRepository exists and opens with its
-// key, and reports that in the condition Ready.
+// Package repository ensures that each VolumeRepository's repository exists and opens with its key, and
+// reports that in the condition Ready.
 //
 //   - A key is stored before its repository is created, is never replaced, and never created for an
-//     existing repository. With recovery keys, the store has the encrypted key first. KeyBackedUp
-//     says whether the key is outside of the cluster.
-//   - A record is written on changes only. A Ready one stays Ready while its store is unavailable,
-//     and is not opened again after restarts.
-//   - A lost key or missing repository is reported after a failed maintenance, and tried until it
-//     opens. No repository is created in the place of a former one.
+//     existing repository. With recovery keys, the store has the encrypted key first. KeyBackedUp says
+//     whether the key is outside of the cluster.
+//   - A record is written only on changes. A Ready one stays Ready while its store is unavailable, and is
+//     not opened again after restarts.
+//   - A lost key or missing repository is reported after a failed maintenance, and tried until it opens.
+//     No repository replaces a former one.
 package repository
 
 import (
@@ -40,14 +40,13 @@ import (
 
 const (
 	attemptTimeout = time.Minute
-	// A repository that isn't ready is tried again after firstRetry, then less often up to
-	// lastRetry.
+	// An unready repository is tried again after firstRetry, then less often up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
 	workers    = 4
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
@@ -68,12 +67,11 @@ type Controller struct {
 	lister    enginelisters.VolumeRepositoryNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
-	// keyQueue has the repositories whose keys are checked, so that new repositories don't wait for
-	// that.
+	// keyQueue has keys to check, so that new repositories don't wait for that.
 	keyQueue *loop.Loop[string]
 }
 
-// EnsureRecord creates the VolumeRepository of a namespace in a location, if missing.
+// EnsureRecord creates the missing VolumeRepository of a namespace in a location.
 func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) error {
 	name := enginev1alpha1.RepositoryName(volumeNamespace, location)
 	_, err := client.Get(ctx, name, metav1.GetOptions{})
@@ -135,8 +133,8 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// wasFine reports whether no fault of a repository is known. Such ones are not opened after
-// restarts, so that new ones need not wait; their next backup or maintenance finds faults.
+// wasFine reports whether a repository has no known fault. It is not opened after restarts, so that new
+// ones need not wait; its next backup or maintenance finds faults.
 func wasFine(record *enginev1alpha1.VolumeRepository) bool {
 	recent := record.Status.RecentMaintenance
 	return isReady(record) && (len(recent) == 0 || recent[0].Result != enginev1alpha1.MaintenanceFailed)
@@ -153,7 +151,7 @@ func readyReason(record *enginev1alpha1.VolumeRepository) string {
 	return ""
 }
 
-// failedSince reports whether a maintenance has failed, maybe for a missing key or repository.
+// failedSince reports a new failed maintenance, maybe for a missing key or repository.
 func failedSince(before, after *enginev1alpha1.VolumeRepository) bool {
 	recent := after.Status.RecentMaintenance
 	return len(recent) > 0 && recent[0].Result == enginev1alpha1.MaintenanceFailed &&
@@ -168,7 +166,6 @@ func (c *Controller) Run(ctx context.Context) {
 	keys.Wait()
 }
 
-// sync prepares a repository and writes the result. An error causes another attempt.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -188,7 +185,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return errors.Join(problem, c.write(ctx, record, &condition, key))
 }
 
-// write sets the conditions Ready and KeyBackedUp if they change; nil leaves them.
+// write sets the conditions Ready and KeyBackedUp on changes; nil leaves them.
 func (c *Controller) write(ctx context.Context, record *enginev1alpha1.VolumeRepository, ready *metav1.Condition, key *keyState) error {
 	changed := record.DeepCopy()
 	var said []metav1.Condition

@@ -40,9 +40,8 @@ import (
 )
 
 const (
-	// reachTimeout is how long a store may take to answer. After it, a run waits for the store.
-	reachTimeout = 10 * time.Second
-	// prepareTimeout is how long a run waits for what it needs before it fails.
+	// reachTimeout bounds a store's answer. Then a run waits for the store.
+	reachTimeout   = 10 * time.Second
 	prepareTimeout = 30 * time.Minute
 )
 
@@ -54,22 +53,19 @@ type Executor struct {
 	// process may have the work; see lease.Fence.
 	Config *rest.Config
 	// Kube acts as the controller.
-	Kube      kubernetes.Interface
-	Client    rest.Interface
-	Discovery restore.Discovery
-	// with the credentials of the locations
-	Secrets location.Secrets
-	// Decryption has the keys of encrypted backups.
+	Kube       kubernetes.Interface
+	Client     rest.Interface
+	Discovery  restore.Discovery
+	Secrets    location.Secrets
 	Decryption encryption.Source
 	Locations  enginelisters.StorageLocationNamespaceLister
 	Runs       engineclient.RestoreRunsGetter
-	// Namespace is the system namespace.
-	Namespace string
+	Namespace  string
 	// Cluster is this cluster. Keys are its present and earlier public signing keys.
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.PassiveClock
-	// HookTime bounds the hooks of a restore in all.
+	// HookTime bounds all hooks of a restore.
 	HookTime time.Duration
 	Workers  int
 	// Volumes restores data; nil for none.
@@ -78,7 +74,7 @@ type Executor struct {
 	Snapshots restore.StoredSnapshots
 	// Successions records which namespaces continue others; nil for none.
 	Successions *clusteridentity.Successions
-	// Logs has the logs of executed runs. Optional.
+	// Logs is optional.
 	Logs *runlog.Logs
 }
 
@@ -116,8 +112,7 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return restore.Run(ctx, request, deps)
 }
 
-// Plan computes what a run would do, with the rights that it would have. There is no record of the
-// run.
+// Plan computes what a run would do, with its rights. The run has no record.
 func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan {
 	deps, closeBucket, err := e.prepare(ctx, run)
 	if err != nil {
@@ -161,7 +156,6 @@ func (e *Executor) Store(ctx context.Context, run *enginev1alpha1.RestoreRun, en
 	return ended.Store(ctx, bucket, asked, e.Cluster, e.Keys)
 }
 
-// prepareAtLast retries: a store, or the cluster, may be unreachable for a while.
 func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
 	defer waiting.End()
@@ -180,7 +174,6 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.Restor
 	}
 }
 
-// isFinal reports whether a retry is in vain.
 func isFinal(err error) bool {
 	var refused *restore.Refused
 	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) || errors.Is(err, encryption.ErrNoKey) ||
@@ -274,8 +267,8 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	return deps, func() { data.Close(); _ = bucket.Close() }, nil
 }
 
-// leaveOutDeleted marks the volumes that were deleted from a backup. Neither their data nor an
-// empty claim is restored.
+// leaveOutDeleted marks volumes deleted from a backup. Neither their data nor an empty claim is
+// restored.
 func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, place format.Place, backup *source.Backup) error {
 	of := folder.Folder{Place: place, Clock: e.Clock, UID: backup.Metadata.UID, Store: bucket,
 		Try: func(ctx context.Context, request func(context.Context) error) error { return request(ctx) }}
@@ -289,10 +282,9 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 	return nil
 }
 
-// actingFor returns the client configuration with the rights of a restore.
 func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
-	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would go to the controller's log
+	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be logged
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
 		config.Impersonate = rest.ImpersonationConfig{UserName: enginev1alpha1.RestoreUser(e.Namespace)}
 		return config
@@ -302,7 +294,6 @@ func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	return config
 }
 
-// allowed reviews a right of a restore's requester.
 func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, right restore.Right) (bool, error) {
 	requester := run.Spec.Requester
 	extra := map[string]authorizationv1.ExtraValue{}
@@ -324,9 +315,8 @@ func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return review.Status.Allowed, nil
 }
 
-// trust refuses a backup that is not what it says. One with a wrong signature is never restored.
-// Only administrators restore one that neither this cluster nor one that the location trusts has
-// signed.
+// trust refuses a backup that is not what it says. A wrong signature is never restored. Only
+// administrators restore a backup signed neither by this cluster nor by one that the location trusts.
 func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) error {
 	origin := backup.Status.Origin
 	switch {
@@ -349,7 +339,7 @@ func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup
 	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
 }
 
-// doubts returns a backup's doubts, for the results: the answer to the request told them only once.
+// doubts returns a backup's doubts, for the results: the request's answer told them only once.
 func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
 	vouched, err := e.vouched(run, backup.Status.Origin)
 	if err != nil {
@@ -358,8 +348,8 @@ func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backu
 	return format.Doubts(run.Spec.Backup.Name, &backup.Status, vouched), nil
 }
 
-// vouched reports whether this cluster has signed a backup, or one that its location trusts with
-// the restore's namespace. For an administrator's restore, trust with any namespace suffices.
+// vouched reports whether a backup is signed by this cluster, or by one that its location trusts with
+// the restore's namespace. For an administrator's restore, trust with any suffices.
 func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
@@ -375,9 +365,9 @@ func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.Back
 	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
-// Continues reports whether a backup's namespace has the history of the present one of its name.
-// That is so if they are the same, if this one continues it, or if the location trusts the backup's
-// cluster with it.
+// Continues reports whether a backup's namespace has the history of the present one of its name. That
+// is so if they are the same, if this one continues it, or if the location trusts the backup's cluster
+// with it.
 func (e *Executor) Continues(ctx context.Context, record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	if grants(record, origin, namespace, false) {
 		return true, nil
@@ -412,7 +402,7 @@ func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {
 	return origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey)
 }
 
-// handsOver reports whether a new namespace gets the history of the backup's. That takes an
+// handsOver reports whether a new namespace gets the backup namespace's history. That takes an
 // administrator's restore, and this cluster's signature.
 func (e *Executor) handsOver(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
 	return e.Successions != nil && run.Spec.RestoreRef.Namespace == e.Namespace && e.own(origin)
@@ -427,8 +417,7 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.RestoreRun) (*s
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the run's namespace may no longer use the location: the run has waited since the
-// last check.
+// mayUse checks the location again: the run has waited since the last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	record, err := e.location(run)
 	if err != nil {

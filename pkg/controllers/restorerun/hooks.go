@@ -27,15 +27,13 @@ import (
 // maxHooked bounds the pods in which a restore runs commands: each is in its record.
 const maxHooked = 1000
 
-// runHooks runs a run's commands in pods, and notes in its record where they began. Only the
-// process that the record names may note, so only one of two executing processes begins them.
+// runHooks runs a run's commands in pods, and notes in its record where they began. Only the process
+// that the record names may note, so only one of two begins them.
 type runHooks struct {
 	hooks.Client
 	runs engineclient.RestoreRunInterface
-	// run is the run as it was claimed.
-	run *enginev1alpha1.RestoreRun
+	run  *enginev1alpha1.RestoreRun
 
-	// mu serializes this process's writes.
 	mu sync.Mutex
 }
 
@@ -64,8 +62,8 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1a
 	return earlier, err
 }
 
-// Exec implements restore.Hooks. A process that was paused since Begin must not repeat a command
-// that another process, or a user, has handled meanwhile.
+// Exec implements restore.Hooks. A process paused since Begin must not repeat a command that another
+// process, or a user, has handled since.
 func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error) {
 	if !lease.Holds(ctx) {
 		return "", lease.ErrLost
@@ -73,8 +71,7 @@ func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, co
 	return h.Client.Exec(ctx, pod, container, command)
 }
 
-// End implements restore.Hooks. If the record has no room for the texts, it still says that the
-// commands have ended.
+// End implements restore.Hooks. If the record has no room for the texts, it notes only the end.
 func (h *runHooks) End(ctx context.Context, pod enginev1alpha1.HookedPod) error {
 	err := h.end(ctx, pod)
 	if isTooMuch(err) {
@@ -96,14 +93,14 @@ func (h *runHooks) end(ctx context.Context, pod enginev1alpha1.HookedPod) error 
 
 var errNothing = errors.New("nothing")
 
-// isTooMuch reports whether a record is invalid, or too large for the API server or etcd. A retry
-// does not help.
+// isTooMuch reports an invalid record, or one too large for the API server or etcd. A retry does not
+// help.
 func isTooMuch(err error) bool {
 	return apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInvalid(err) ||
 		err != nil && (strings.Contains(err.Error(), "too large") || strings.Contains(err.Error(), "larger than max"))
 }
 
-// note changes the record, with retries until ctx ends, unless that is too much for the record.
+// note changes the record, with retries until ctx ends, unless isTooMuch.
 func (h *runHooks) note(ctx context.Context, change func(*enginev1alpha1.RestoreRunStatus) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,17 +1,15 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package restorerun executes the restores that the queue has started, and continues those that an
+// Package restorerun executes the restores that the queue has started, and continues restores that an
 // earlier process left behind.
 //
-// A run is claimed by a compare-and-swap of its record, after a look at the ledger. So two
-// processes execute it at once only if a paused one has not noticed that it no longer leads. Then
-// nothing is doubled; see pkg/restore. Only one of them writes the end, since both name the
-// executor and the version that they have read.
+// A run is claimed by a compare-and-swap of its record, after a look at the ledger. Two processes
+// execute it at once only if a paused one has not noticed that it no longer leads. Then nothing is
+// doubled; see pkg/restore. Only one writes the end, since both name the executor and the version read.
 //
-// A run's end is stored before it is written into the record. If its store does not answer, the end
-// is written all the same. It is kept in memory, and its storage is retried while this process
-// leads.
+// A run's end is stored before it is in the record. If its store does not answer, it is stored later,
+// while this process leads.
 package restorerun
 
 import (
@@ -46,36 +44,30 @@ import (
 )
 
 const (
-	// storeTimeout bounds the storage of a run's end before it is written without, and
-	// cancelTimeout a cancelled run's.
+	// storeTimeout bounds the storage of a run's end before it is written without, cancelTimeout a
+	// cancelled run's.
 	storeTimeout, cancelTimeout = 30 * time.Second, 5 * time.Second
-	// storeRetry is the interval of these retries.
-	storeRetry = 30 * time.Second
-	// maxAttempts is how many processes may begin a run before it fails, since it probably ends
-	// them. Those that were told to stop don't count.
+	storeRetry                  = 30 * time.Second
+	// maxAttempts is how many processes may begin a run before it fails, as it probably ends them.
+	// Those told to stop don't count.
 	maxAttempts = 10
-	// maxUnstored bounds the ends in memory.
 	maxUnstored = 16
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 	Workers   int
-	// Identity names this process, and no other of the same pod.
+	// Identity names this process, and no other.
 	Identity string
-	// Leads asks the cluster whether this process leads: nil if so.
-	Leads func(ctx context.Context) error
-	// Queue is this process's queue.
+	// Leads returns nil if the cluster says that this process leads.
+	Leads  func(ctx context.Context) error
 	Queue  runs.Queue
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
-	// Executor does the work.
-	Executor executor
-	// HoldLocation makes a storage location unavailable for a while, since its store did not answer
-	// a run's start. It returns the resulting record; nil if there is none.
+	Executor   executor
+	// HoldLocation is as in package run.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
@@ -88,7 +80,6 @@ type executor interface {
 	Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended
 	// Stop returns when no write is in progress for a run that Execute has returned from.
 	Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error
-	// Forget removes the state for continuing a run, once its end is recorded.
 	Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Store stores a run's end; see restore.Ended.
 	Store(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) error
@@ -106,7 +97,6 @@ type Controller struct {
 	unstored map[string]unstored
 }
 
-// unstored is the end of a run.
 type unstored struct {
 	run   types.UID
 	ended *restore.Ended
@@ -134,14 +124,12 @@ func New(config Config) (*Controller, error) {
 	return c, c.loop.Watch(config.RunInformer.Informer(), loop.OnChange(c.changed))
 }
 
-// Run works until ctx ends, and returns when the last execution has stopped.
+// Run works until ctx ends and the last execution has stopped.
 func (c *Controller) Run(ctx context.Context) { c.loop.Run(ctx, c.sync) }
 
 // Start implements backupqueue.Executor.
 func (c *Controller) Start(name string) { c.loop.Add(name) }
 
-// changed queues a run in progress, and stops the execution if it is cancelled or its record is
-// deleted.
 func (c *Controller) changed(before, run *enginev1alpha1.RestoreRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -175,7 +163,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case run.Status.Phase.Ended():
 		return c.storeLate(ctx, run)
 	case e.Working.Err() != nil:
-		c.loop.Add(name) // it, or an earlier one, was finished while it was read
+		c.loop.Add(name) // it, or an earlier one, was finished during the read
 		return nil
 	case run.Status.Phase != v1alpha1.RestorePhaseInProgress && run.Spec.Cancellation != nil:
 		return nil // the queue ends it
@@ -197,9 +185,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.acquire(ctx, run, e)
 }
 
-// acquire claims a run that waits, or that another process left behind. If its store does not
-// answer, a run that has begun waits in its slot; another one returns to its place in the queue. A
-// run that may not use its location ends when it is executed.
+// acquire claims a run that waits, or that another process left behind. If its store does not answer, a
+// begun run waits in its slot; another one is taken back. A run that may not use its location ends on
+// execution.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	begun := run.Status.Phase == v1alpha1.RestorePhaseInProgress
 	if begun {
@@ -273,19 +261,19 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	reporting.Wait()
 	latest := record.Latest()
 	if ctx.Err() != nil {
-		// The process stops. The next one continues.
+		// The next process continues.
 		return ctx.Err()
 	}
 	if !lease.Holds(ctx) {
-		// A cancelled run stops at once; errors from that are no end of the run.
+		// A cancelled run stops at once; errors from that are not its end.
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 		return lease.ErrLost
 	}
-	// The run holds its slot and its namespaces until its writes have ended. If another process has
-	// taken it over, its writes continue.
+	// The run holds its slot and namespaces until its writes have ended, or another process has taken
+	// it over.
 	others := false
 	if err := runs.RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
@@ -327,7 +315,6 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return c.finish(ctx, latest, ended, stored == nil)
 }
 
-// giveUp ends a run that has ended every process that executed it.
 func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun) *restore.Ended {
 	before, given := run.Status.Attempts-1, run.Status.GivenBack
 	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)
@@ -337,12 +324,10 @@ func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun)
 	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock, why)
 }
 
-// finish writes the end of a run. It tries until it succeeds: an ended run must not look as if it
-// went on.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) error {
 	run, others, err := c.WriteEnd(ctx, run, func(written *enginev1alpha1.RestoreRun) {
 		recordEnd(&written.Status, ended, stored)
-	}, func(live *enginev1alpha1.RestoreRun) bool { return live.Status.Phase.Ended() }) // written, but the answer was lost
+	}, func(live *enginev1alpha1.RestoreRun) bool { return live.Status.Phase.Ended() }) // the answer was lost
 	if err != nil || others {
 		return err
 	}
@@ -356,7 +341,6 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun,
 	return nil
 }
 
-// keep remembers an end that is to be stored.
 func (c *Controller) keep(run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -366,7 +350,6 @@ func (c *Controller) keep(run *enginev1alpha1.RestoreRun, ended *restore.Ended) 
 	}
 }
 
-// storeLate stores an end that is kept.
 func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	c.mu.Lock()
 	late, ok := c.unstored[run.Name]
@@ -387,7 +370,7 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	}
 	c.tellReplaced(ctx, run, late.ended)
 	stored := run.DeepCopy()
-	recordEnd(&stored.Status, late.ended, true) // the end that another process stored stays
+	recordEnd(&stored.Status, late.ended, true) // an end stored by another process stays
 	if _, err := c.runs.UpdateStatus(ctx, stored, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("writing that the end of RestoreRun %s is stored: %w", run.Name, err)
 	}
@@ -397,7 +380,6 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	return nil
 }
 
-// tellReplaced emits the event that the store had another object in the place of a run's end.
 func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	if ended.Replaced == "" {
 		return
@@ -407,7 +389,6 @@ func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.Resto
 	ended.Replaced = ""
 }
 
-// announce emits the event about a run's end.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) {
 	status := &ended.Status
 	c.RecordEnd(ctx, run, runs.End{

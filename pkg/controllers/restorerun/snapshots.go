@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// snapshotsOf returns the stored snapshots that a restore may use, or nil if it may use none. A tenant's
-// restore uses those that the cluster has a record of. An administrator's may also use those that only the
-// backup names, if its names are believed.
+// snapshotsOf returns the stored snapshots that a restore may use, or nil. A tenant's restore uses
+// those that the cluster has a record of. An administrator's may also use those that only the backup
+// names, if its names are believed.
 func (e *Executor) snapshotsOf(run *enginev1alpha1.RestoreRun, backup *source.Backup) (restore.StoredSnapshots, error) {
 	if e.Snapshots == nil {
 		return nil, nil
@@ -37,7 +37,6 @@ func (e *Executor) snapshotsOf(run *enginev1alpha1.RestoreRun, backup *source.Ba
 	return snapshotsOfOthers{}, nil
 }
 
-// snapshotsByHandle are also those that only the backup names.
 type snapshotsByHandle struct{ restore.StoredSnapshots }
 
 // Locate implements restore.StoredSnapshots.
@@ -46,8 +45,8 @@ func (s snapshotsByHandle) Locate(ctx context.Context, w snapshots.Wanted) (snap
 	return s.StoredSnapshots.Locate(ctx, w)
 }
 
-// snapshotsOfOthers are of backups that this cluster has not signed: it has no record of them, and the uids
-// and handles in them may be anyone's.
+// snapshotsOfOthers are of backups that this cluster has not signed: it has no record of them, and
+// their uids and handles may be anyone's.
 type snapshotsOfOthers struct{ restore.StoredSnapshots }
 
 // Locate implements restore.StoredSnapshots.

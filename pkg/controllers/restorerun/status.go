@@ -16,10 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Progress is the progress of an executed run. It is safe for concurrent use.
+// Progress is an executed run's progress. It is safe for concurrent use.
 type Progress struct {
 	restore.Progress
-	// waits of the run; namespace is its Restore's, system the system namespace.
 	waits             *waits.Waits
 	namespace, system string
 
@@ -27,14 +26,13 @@ type Progress struct {
 	volumes func() v1alpha1.RestoreVolumesProgress
 }
 
-// Volumes sets the function that counts the volumes.
+// Volumes sets the function that counts volumes.
 func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.volumes = counts
 }
 
-// set reports whether the progress or the waits have changed.
 func (p *Progress) set(status *enginev1alpha1.RestoreRunStatus) bool {
 	before := status.DeepCopy()
 	status.Message = p.waits.Line(p.namespace, p.system)

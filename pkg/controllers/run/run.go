@@ -1,11 +1,10 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package run is what the executors of backups and of restores have in common: which runs this
-// process works on, how a run is taken from the ledger and goes back, and how its end is written.
+// Package run is common to the executors of backups and restores.
 //
-// The ledger says which runs may start, and which process leads; see pkg/controllers/backupqueue.
-// An attempt counts unless its process was told to stop, and has given it back.
+// The ledger says which runs may start, and which process leads; see pkg/controllers/backupqueue. An
+// attempt counts unless its process was told to stop, and has given it back.
 package run
 
 import (
@@ -36,10 +35,9 @@ import (
 const (
 	// ProgressInterval bounds the writes of a run's progress.
 	ProgressInterval = 5 * time.Second
-	// MaxGiven bounds all attempts, with those that do not count: a run whose process is told to
-	// stop again and again may be why.
-	MaxGiven = 20
-	// giveBackTimeout is how long it may take to write that a run is given back.
+	// MaxGiven bounds all attempts, counted or not: a run may be why its process is told to stop again
+	// and again.
+	MaxGiven        = 20
 	giveBackTimeout = 3 * time.Second
 )
 
@@ -55,64 +53,64 @@ type Client[R any] interface {
 	UpdateStatus(ctx context.Context, run R, options metav1.UpdateOptions) (R, error)
 }
 
-// Lister reads runs as the informer has them.
+// Lister reads runs from the informer.
 type Lister[R any] interface {
 	Get(name string) (R, error)
 }
 
-// Queue is what lets runs start: a backupqueue.Controller, but in tests.
+// Queue starts runs: a backupqueue.Controller, except in tests.
 type Queue interface {
-	// TakeBack removes a run from the ledger that is worked on and not acquired, since the store
-	// of its location did not answer.
+	// TakeBack removes from the ledger a run that is not acquired, as its location's store did not
+	// answer.
 	TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error
-	// Changed says that a run is not worked on any more whose record is gone.
+	// Changed says that work on a run without a record has ended.
 	Changed(name string)
 }
 
-// Attempts is what a run's status says of its attempts.
+// Attempts are fields of a run's status.
 type Attempts struct {
 	Executor            *string
 	Attempts, GivenBack *int32
 }
 
-// Config is what Runs need.
+// Config configures Runs.
 type Config[R any] struct {
 	// Kind is Backup or Restore.
-	Kind   string
-	Runs   Client[R]
-	Lister Lister[R]
-	// Attempts points into the status of a run.
+	Kind     string
+	Runs     Client[R]
+	Lister   Lister[R]
 	Attempts func(R) Attempts
-	// Identity is this process, and no other.
+	// Identity names this process, and no other.
 	Identity string
 	Queue    Queue
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
-	// HoldLocation makes a storage location unavailable for a while.
+	// HoldLocation makes a storage location unavailable for a while, as its store did not answer a
+	// run's start. It returns the resulting record; nil if there is none.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 }
 
-// Execution is a run that this process works on.
+// Execution is a run in work.
 type Execution[R any] struct {
-	// Working ends, by Stop, when the run is cancelled or its record is gone.
+	// Working ends, by Stop, when the run is cancelled or its record is deleted.
 	Working context.Context
 	Stop    func()
 
 	mu *sync.Mutex
-	// run is the run as it was read, and from before it is acquired as it is then; nil before.
+	// run is as read and, once it is to be acquired, as written; nil before.
 	run   R
 	known bool
 }
 
-// Set notes which run is being worked on.
+// Set sets the run in work.
 func (e *Execution[R]) Set(run R) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.run, e.known = run, true
 }
 
-// Runs are those that this process works on, by name. It is safe for concurrent use.
+// Runs are the runs in this process's work, by name. It is safe for concurrent use.
 type Runs[R Run[R]] struct {
 	config Config[R]
 
@@ -125,7 +123,7 @@ func New[R Run[R]](config Config[R]) *Runs[R] {
 	return &Runs[R]{config: config, working: map[string]*Execution[R]{}}
 }
 
-// Begin notes that a run of a name is worked on, until Leave. Also end is called by Stop.
+// Begin notes work on a named run, until Leave. Stop also calls end.
 func (r *Runs[R]) Begin(ctx context.Context, name string, end func()) *Execution[R] {
 	working, stop := context.WithCancel(ctx)
 	e := &Execution[R]{Working: working, Stop: func() { stop(); end() }, mu: &r.mu}
@@ -135,8 +133,8 @@ func (r *Runs[R]) Begin(ctx context.Context, name string, end func()) *Execution
 	return e
 }
 
-// Leave notes that a run is not worked on any more. If its record is gone, the queue may have seen
-// that before, and waits to hear this.
+// Leave ends work on a run. If its record is deleted, the queue may have seen that before, and waits
+// for this call.
 func (r *Runs[R]) Leave(name string) {
 	r.mu.Lock()
 	e := r.working[name]
@@ -148,7 +146,7 @@ func (r *Runs[R]) Leave(name string) {
 	}
 }
 
-// Executing returns the runs that are worked on, by name. One is nil until it is read.
+// Executing returns the runs in work, by name. One is nil until read.
 func (r *Runs[R]) Executing() map[string]R {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,7 +157,7 @@ func (r *Runs[R]) Executing() map[string]R {
 	return runs
 }
 
-// Find returns the run of a name that is worked on, if one is and has been read.
+// Find returns the named run in work, if it has been read.
 func (r *Runs[R]) Find(name string) (run R, found bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -169,8 +167,7 @@ func (r *Runs[R]) Find(name string) (run R, found bool) {
 	return run, false
 }
 
-// Stop stops the execution of a run, if there is one. While it is not known yet which run of that
-// name is worked on, it may be this one.
+// Stop stops a run's execution, if any, also while it is unknown which run of the name is in work.
 func (r *Runs[R]) Stop(run R) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,10 +176,9 @@ func (r *Runs[R]) Stop(run R) {
 	}
 }
 
-// key names a run in logs.
 func (r *Runs[R]) key() string { return strings.ToLower(r.config.Kind) + "Run" }
 
-// Get reads a run from the cluster, since each step is taken once. It is nil if there is none.
+// Get reads a run from the cluster, since each step is taken once; nil if missing.
 func (r *Runs[R]) Get(ctx context.Context, name string) (run R, err error) {
 	read, err := r.config.Runs.Get(ctx, name, metav1.GetOptions{})
 	switch {
@@ -206,8 +202,8 @@ func (r *Runs[R]) IsStarted(ctx context.Context, run R) (bool, error) {
 	return records.Leader(ledger) == r.config.Identity && records.Started(ledger).Has(run.GetUID()), nil
 }
 
-// TakeBack puts a run that is not acquired back to its place in the queue, since its store does not
-// answer. The condition of its location comes first, so that the queue holds the run until then.
+// TakeBack returns a run that is not acquired to its place in the queue, as its store does not answer.
+// Its location's condition comes first, so that the queue holds the run.
 func (r *Runs[R]) TakeBack(ctx context.Context, run R, unreachable error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -220,8 +216,8 @@ func (r *Runs[R]) TakeBack(ctx context.Context, run R, unreachable error) error 
 	return r.config.Queue.TakeBack(ctx, run.GetUID(), held)
 }
 
-// TellRefused records an event when a record may not be written, for instance since an admission
-// webhook does not want it: the run keeps its slot until it may.
+// TellRefused emits an event if a record may not be written, as by an admission webhook: the run keeps
+// its slot until then.
 func (r *Runs[R]) TellRefused(run R, err error) {
 	if records.Refused(err) {
 		r.config.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "RecordRefused", r.config.Kind,
@@ -229,13 +225,13 @@ func (r *Runs[R]) TellRefused(run R, err error) {
 	}
 }
 
-// Acquire writes that this process executes a run, as an attempt of its own, and besides what change
-// changes. It is a compare-and-swap, so that no two processes execute the run.
+// Acquire writes that this process executes a run, as a new attempt, and change's changes. It is a
+// compare-and-swap: no two processes execute the run.
 func (r *Runs[R]) Acquire(ctx context.Context, e *Execution[R], run R, change func(R)) (R, error) {
 	acquired := run.DeepCopy()
 	of := r.config.Attempts(acquired)
 	*of.Executor = r.config.Identity
-	*of.Attempts++ // also after an attempt that came to nothing: no two have the same number
+	*of.Attempts++ // also after an attempt that did nothing: no two share a number
 	change(acquired)
 	e.Set(acquired)
 	acquired, err := r.config.Runs.UpdateStatus(ctx, acquired, metav1.UpdateOptions{})
@@ -246,9 +242,8 @@ func (r *Runs[R]) Acquire(ctx context.Context, e *Execution[R], run R, change fu
 	return acquired, nil
 }
 
-// GiveBack writes that the attempt has ended with ctx, since the process is told to stop, and
-// besides what change changes, unless that is nil. One that ends since the Lease is lost counts. One that has ended the
-// run, or that another process has taken over, gives nothing back.
+// GiveBack writes that the attempt has ended, as the process is told to stop, and change's changes, if
+// any. It does nothing after a lost Lease, or if the run has ended or was taken over.
 func (r *Runs[R]) GiveBack(ctx context.Context, run R, change func(R)) {
 	if ctx.Err() == nil || errors.Is(context.Cause(ctx), lease.ErrLost) {
 		return
@@ -272,13 +267,13 @@ func (r *Runs[R]) GiveBack(ctx context.Context, run R, change func(R)) {
 	}
 }
 
-// RetryUntilDone tries at once, and again and again until it is done, fails, or ctx ends.
+// RetryUntilDone tries until done, failed, or ctx ends.
 func RetryUntilDone(ctx context.Context, try wait.ConditionWithContextFunc) error {
 	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
 	return backoff.DelayFunc().Until(ctx, true, true, try)
 }
 
-// GetWithRetry reads a run again, however long that takes. It is nil if the run is gone.
+// GetWithRetry reads a run, however long that takes; nil if missing.
 func (r *Runs[R]) GetWithRetry(ctx context.Context, run R) (live R, err error) {
 	err = RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		read, err := r.config.Runs.Get(ctx, run.GetName(), metav1.GetOptions{})
@@ -296,11 +291,10 @@ func (r *Runs[R]) GetWithRetry(ctx context.Context, run R) (live R, err error) {
 	return live, err
 }
 
-// WriteEnd writes the end of a run until that succeeds: a run that has ended must not look as if it
-// went on. End changes the status of a copy. After an error the run is read. Then over reports
-// whether nothing is to be written any more, given that its executor is the same; a run whose record
-// is gone needs nothing. The result is the run as it was read last; others is true if another
-// process has taken it over.
+// WriteEnd writes a run's end until that succeeds: an ended run must not look as if it continued. The
+// function end changes a copy's status. After an error the run is read. Then over reports whether
+// nothing is left to write, given the same executor; a deleted run needs nothing. The run is returned
+// as last read. If another process has taken it over, others is true.
 func (r *Runs[R]) WriteEnd(ctx context.Context, run R, end func(R), over func(live R) bool) (last R, others bool, err error) {
 	err = RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()
@@ -334,7 +328,7 @@ func (r *Runs[R]) WriteEnd(ctx context.Context, run R, end func(R), over func(li
 // ErrTakenOver says that another process executes a run.
 var ErrTakenOver = errors.New("another controller has taken over")
 
-// Record is a run that is executed, as it was last written. It is safe for concurrent use.
+// Record is an executed run, as last written. It is safe for concurrent use.
 type Record[R Run[R]] struct {
 	runs *Runs[R]
 
@@ -345,15 +339,15 @@ type Record[R Run[R]] struct {
 // Record returns the Record of a run.
 func (r *Runs[R]) Record(run R) *Record[R] { return &Record[R]{runs: r, run: run} }
 
-// Latest returns the run as it was last written, or read after an error.
+// Latest returns the run as last written, or read after an error.
 func (r *Record[R]) Latest() R {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.run
 }
 
-// Write writes the run, if change reports that there is something to write. After an error the run
-// is read, for the next time. It is ErrTakenOver if another process executes the run by then.
+// Write writes the run if change reports a change. After an error it reads the run, for the next time.
+// It fails with ErrTakenOver if another process executes the run.
 func (r *Record[R]) Write(ctx context.Context, change func(R) bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -375,7 +369,7 @@ func (r *Record[R]) Write(ctx context.Context, change func(R) bool) error {
 	return err
 }
 
-// ReportProgress has the progress of a run be written now and then, until ctx ends.
+// ReportProgress calls write now and then, until ctx ends.
 func ReportProgress(ctx context.Context, write func(context.Context) error) {
 	ticker := time.NewTicker(ProgressInterval)
 	defer ticker.Stop()
@@ -391,7 +385,7 @@ func ReportProgress(ctx context.Context, write func(context.Context) error) {
 	}
 }
 
-// End is how a run has ended.
+// End is a run's end.
 type End struct {
 	Phase            v1alpha1.BackupPhase
 	Message          string
@@ -401,7 +395,7 @@ type End struct {
 	Stored           bool
 }
 
-// RecordEnd records an event of how a run ended.
+// RecordEnd emits an event of a run's end.
 func (r *Runs[R]) RecordEnd(ctx context.Context, run R, end End) {
 	kind, name := corev1.EventTypeWarning, strings.ToLower(r.config.Kind)
 	note := "The " + name + " has ended with " + cmp.Or(end.Message, "neither errors nor warnings")

@@ -24,8 +24,7 @@ import (
 
 const (
 	DefaultRetention = 10 * time.Minute
-	// UnstoredRetention is for records of backups that were not stored, or have snapshots left to
-	// remove.
+	// UnstoredRetention is for backups that are not stored, or have snapshots to remove.
 	UnstoredRetention       = 24 * time.Hour
 	DefaultRestoreRetention = 30 * 24 * time.Hour
 	// StoredRestoreRetention is the maximum for stored restores, which are listed from the store.
@@ -34,8 +33,8 @@ const (
 	byNamespace            = "byNamespace"
 )
 
-// Retention deletes the records of ended runs, so that etcd has live work only. Stored backups stay. A
-// restore that is not stored has only its record, which is kept long.
+// Retention deletes the records of ended runs, so that etcd has only live work. Stored backups stay. An
+// unstored restore's record, its only trace, is kept long.
 type Retention struct {
 	queue  *loop.Loop[cache.ObjectName]
 	clock  clock.PassiveClock
@@ -44,7 +43,7 @@ type Retention struct {
 	remove func(ctx context.Context, key cache.ObjectName, options metav1.DeleteOptions) error
 }
 
-// NewBackupRetention returns a Retention that keeps the record of a stored backup for retention.
+// NewBackupRetention returns a Retention that keeps a stored backup's record for retention.
 func NewBackupRetention(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Retention, error) {
 	lister := informer.Lister()
 	c := &Retention{
@@ -67,7 +66,7 @@ func NewBackupRetention(runs engineclient.BackupRunsGetter, informer engineinfor
 	}))
 }
 
-// NewRestoreRetention returns a Retention that keeps records of restores for retention, at most
+// NewRestoreRetention returns a Retention that keeps restores' records for retention, at most
 // MostRestores of a namespace.
 func NewRestoreRetention(runs engineclient.RestoreRunsGetter, informer engineinformers.RestoreRunInformer, clock clock.WithTicker, retention time.Duration) (*Retention, error) {
 	lister := informer.Lister()
@@ -124,7 +123,6 @@ func beyond(runs []any, most int) (old []*enginev1alpha1.RestoreRun) {
 	return old[min(most, len(old)):]
 }
 
-// endOf returns a run's end, or else its creation.
 func endOf(run *enginev1alpha1.RestoreRun) time.Time {
 	if run.Status.CompletionTimestamp != nil {
 		return run.Status.CompletionTimestamp.Time
@@ -175,7 +173,7 @@ func restoreTimeLeft(run *enginev1alpha1.RestoreRun, retention time.Duration, no
 	return endOf(run).Add(retention).Sub(now), true
 }
 
-// timeLeft returns the remaining time of a backup's record, which is removable after its end only.
+// timeLeft returns a backup record's remaining time. It is removable only after its end.
 func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
 	if !run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return 0, false // its deletion removes the record

@@ -1,13 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule makes the backups of schedules when due, and deletes those that no rule keeps.
+// Package schedule makes schedules' backups when due, and deletes backups that no rule keeps: see
+// docs/schedules.md.
 //
-// Each due time has one backup, or a reason for its absence. The backup's name follows from the
-// schedule and the time. It is requested before the time is recorded, so a repetition finds it
-// there.
-//
-// Requests are made as the user that changed the schedule last, with that user's present rights.
+// Each due time has one backup, or a reason for its absence. The backup is requested before the time is
+// recorded. Its name follows from schedule and time, so a repetition finds it. Requests are made as the
+// user that last changed the schedule.
 package schedule
 
 import (
@@ -37,13 +36,13 @@ import (
 const (
 	// maxWait bounds the wait for a schedule, since wall clocks may be corrected.
 	maxWait = time.Minute
-	// deletedAtOnce bounds the concurrent deletions of a schedule: each has a record.
+	// deletedAtOnce bounds a schedule's concurrent deletions: each has a record.
 	deletedAtOnce = 10
 	lasting       = time.Minute
 	workers       = 4
 )
 
-// Schedules are those that there are, with their records and the backups that they made.
+// Schedules has the schedules, with their records and the backups that they made.
 type Schedules interface {
 	Names() []types.NamespacedName
 	Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
@@ -51,23 +50,22 @@ type Schedules interface {
 	Forget(*enginev1alpha1.ScheduleEntry)
 }
 
-// Backups asks for backups as a user.
+// Backups requests backups as a user.
 type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error
-	// Delete requests the deletion of a schedule's backup with this uid.
 	Delete(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error
 	// MadeBy returns the uid of the schedule that made a backup, or ""; or the error NotFound.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
 }
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Schedules Schedules
 	Backups   Backups
 	Entries   engineclient.ScheduleEntryInterface
 	// RestoreUser is the user of restores, as which nothing is requested.
 	RestoreUser string
-	// NamespaceUID returns the uid of a namespace, LiveNamespaceUID without a cache.
+	// NamespaceUID returns a namespace's uid, LiveNamespaceUID without a cache.
 	NamespaceUID, LiveNamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	Leads                          func() bool
 	Ready                          func() bool
@@ -182,8 +180,7 @@ func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.Sc
 	return true, nil
 }
 
-// ask requests the backup that is due at an instant. It returns why there is none, or an error if
-// that is undecided.
+// ask requests the backup due at an instant. It returns why there is none, or an error if undecided.
 func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, due time.Time) (reason, message string, err error) {
 	backup := domain.NewBackup(s, due)
 	err = c.Backups.Create(ctx, as, s, backup)
@@ -211,8 +208,7 @@ func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1a
 	return "", "", fmt.Errorf("asking for the backup %s: %w", backup.Name, err)
 }
 
-// notAnswered reports, once for each due time, that requests have failed for long. The time stays
-// due.
+// notAnswered reports, once for each due time, that requests have failed for long. The time stays due.
 func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry, due time.Time, why error) error {
 	if c.Clock.Since(due) < lasting || ctx.Err() != nil {
 		return nil
@@ -229,8 +225,6 @@ func reference(s *v1alpha1.Schedule, name string, uid types.UID) *corev1.ObjectR
 	return &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup", Namespace: s.Namespace, Name: name, UID: uid}
 }
 
-// holdsLastData reports whether a deletion was refused because the backup has the newest data of a
-// claim.
 func holdsLastData(err error) bool { return hasCause(err, v1alpha1.CauseHoldsLastData) }
 
 const causeTooManyBackups metav1.CauseType = "TooManyBackups"
@@ -250,8 +244,6 @@ func hasCause(err error, cause metav1.CauseType) bool {
 	return false
 }
 
-// prune requests the deletion of the backups that no rule keeps, and returns the condition about
-// that, or nil.
 func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, backups []domain.Backup, timing *domain.Timing) *metav1.Condition {
 	if s.Spec.Keep == nil || as.Username == c.RestoreUser {
 		return nil
@@ -279,7 +271,7 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 			continue
 		}
 		if holdsLastData(err) {
-			continue // it goes when a newer backup has these data
+			continue // until a newer backup has these data
 		}
 		refused++
 		condition.Status, condition.Reason = metav1.ConditionFalse, "NotDeleted"

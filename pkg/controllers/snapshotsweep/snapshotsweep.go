@@ -1,14 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshotsweep forgets the cluster's snapshots that no backup needs: of backups that have
-// failed, were cancelled or deleted, and of attempts that a later one has replaced.
+// Package snapshotsweep forgets this cluster's snapshots that no backup needs: see
+// docs/design/snapshots.md.
 //
-//   - A snapshot leaves if its backup's record says that the backup has no result. Without a record
-//     its store decides: it must be readable, have other backups, and lack this one.
-//   - Many snapshots that lose their backups in the stores at once stay, with the event
-//     SnapshotsInDoubt. More than ten and more than one in twenty are many.
-//   - Only the snapshots of this cluster leave.
+// A snapshot leaves if its backup's record says that the backup has no result. Without a record its
+// store decides: it must be readable, have other backups, and lack this one. If too many would leave,
+// they stay, with the event SnapshotsInDoubt.
 package snapshotsweep
 
 import (
@@ -43,23 +41,21 @@ import (
 )
 
 const (
-	interval = 10 * time.Minute
-	// waitingInterval is the interval while a deletion waits for others.
+	interval        = 10 * time.Minute
 	waitingInterval = time.Minute
 	requestTimeout  = time.Minute
 	firstRetry      = 10 * time.Second
 	lastRetry       = interval
 	key             = "snapshots"
-	// reasonDoubt is the reason of the event about a mass loss.
-	reasonDoubt = "SnapshotsInDoubt"
+	reasonDoubt     = "SnapshotsInDoubt"
 )
 
-// Config is what a Controller works with.
+// Config configures a Controller.
 type Config struct {
 	Namespace, ClusterUID string
 
 	Snapshots *snapshots.Client
-	// Mover hides what was exposed for backups that have ended. It is a snapshots.Mover.
+	// Mover hides exposures for ended backups. It is a snapshots.Mover.
 	Mover interface {
 		Exposed(ctx context.Context) (map[string]types.UID, error)
 		HideAll(ctx context.Context, names []string) (gone bool, err error)
@@ -81,16 +77,14 @@ type bucket interface {
 	io.Closer
 }
 
-// Controller sweeps at its start, every ten minutes, and when it is woken.
+// Controller sweeps at its start, every ten minutes, and when woken.
 type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
-	// since is kept from one sweep to the next.
-	since map[types.UID]time.Time
-	// disposed is when the volumes of exposures were last looked for.
-	disposed time.Time
+	since     map[types.UID]time.Time
+	disposed  time.Time
 }
 
 // New returns a Controller.
@@ -119,7 +113,7 @@ func New(config Config) (*Controller, error) {
 // Wake starts a sweep now.
 func (c *Controller) Wake() { c.queue.Soon(key) }
 
-// Run works until ctx ends. Then nothing is known any more.
+// Run works until ctx ends. Then it shows nothing.
 func (c *Controller) Run(ctx context.Context) {
 	defer count.Reset()
 	c.queue.Run(ctx, c.sync)
@@ -134,8 +128,8 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	return nil
 }
 
-// sweep returns when to sweep again. It reads contents and exposures before the runs: a missing run of
-// these has been deleted.
+// sweep returns when to sweep again. It reads contents and exposures before the runs: a missing run has
+// been deleted.
 func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) {
 	contents, taken, err := c.Snapshots.Look(ctx)
 	if err != nil {
@@ -187,8 +181,8 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	return next, errors.Join(err, failure)
 }
 
-// withdraw deletes the sources of claims whose restores have ended. The offers are listed before the
-// restores: a missing restore has been deleted. It reports whether all are gone.
+// withdraw deletes the sources of claims whose restores have ended, and reports whether all are
+// deleted. It lists the offers before the restores: a missing restore has been deleted.
 func (c *Controller) withdraw(ctx context.Context) (gone bool, err error) {
 	offers, err := c.Snapshots.Offers(ctx)
 	if err != nil || len(offers) == 0 {
@@ -213,7 +207,6 @@ func (c *Controller) withdraw(ctx context.Context) (gone bool, err error) {
 	return gone, errors.Join(failures...)
 }
 
-// doubt says of each location how many of its backups the loss is about.
 func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations map[types.UID]*enginev1alpha1.StorageLocation) {
 	lost := map[*enginev1alpha1.StorageLocation]int{}
 	for _, uid := range backups {
@@ -226,7 +219,6 @@ func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations m
 	}
 }
 
-// place is where a backup is stored, by the labels of its snapshots.
 type place struct{ storeName, location string }
 
 // fates returns the state of each backup with snapshots, and the location of each that was looked for.
@@ -281,7 +273,7 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 	return fates, locations, nil
 }
 
-// read looks for backups in a store. One without any backup is not believed.
+// read looks for backups in a store. A store without any is not believed.
 func (c *Controller) read(ctx context.Context, record *enginev1alpha1.StorageLocation, uids []types.UID, backups map[types.UID]place, fates map[types.UID]snapshots.Fate) error {
 	target, err := c.open(ctx, record)
 	if err != nil {

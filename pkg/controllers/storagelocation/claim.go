@@ -23,35 +23,33 @@ import (
 
 const (
 	claimInterval = 5 * time.Minute
-	// claimPatience is after how long an unchanged claim of another process counts as dead.
+	// claimPatience is the time after which another process's unchanged claim counts as dead.
 	claimPatience = 2*claimInterval + checkInterval
-	// So many renewals of another's claim prove that it lives. One may come from a process that was
-	// paused between its check and its write.
+	// claimChanges is how many renewals of another's claim prove that it lives:
+	// docs/design/cloned-clusters.md.
 	claimChanges = 2
 	// leaseSlack is how long a process may work after its last renewal of the Lease.
 	leaseSlack = 30 * time.Second
 )
 
-// claimant decides about this process's claim on one store (docs/design/cloned-clusters.md).
 type claimant struct {
 	mu      sync.Mutex
 	storeID string
 	next    time.Time
-	// renewals counts the writes of this process: if positive, it has led since.
+	// renewals counts this process's writes: if positive, it has led since.
 	renewals int64
-	// seen is the claim of another process, since when, and changes its renewals meanwhile.
+	// seen is another process's claim, since when, and changes its renewals.
 	seen    *format.Claim
 	since   time.Time
 	changes int
 	reason  string
-	// ignores is true for a store that ignores conditions, known once it was probed.
+	// ignores: the store ignores conditions, known once probed.
 	probed, ignores bool
 }
 
-// judge returns whether to write the own claim in the place of the found one, and the reason for
-// ConditionClonedCluster, if another cluster may write to the store. stands is the condition's
-// present reason, before the former leader, accepted whether an administrator lets this cluster
-// continue.
+// judge returns whether to write the own claim in place of the found one. If another cluster may write
+// to the store, it returns the reason for ConditionClonedCluster, whose present reason is stands.
+// accepted says that an administrator lets this cluster continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written
@@ -94,8 +92,7 @@ func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, befo
 	return false, stands
 }
 
-// claim claims a store for this process, and returns the condition about other clusters; nil if
-// unchanged.
+// claim claims a store, and returns the condition about other clusters; nil if unchanged.
 func (c *Controller) claim(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, storeID string) *metav1.Condition {
 	of := c.claimant(record.Name, storeID)
 	of.mu.Lock()
@@ -144,8 +141,8 @@ func (c *Controller) claimant(location, storeID string) *claimant {
 
 const conditionsIgnored = "it writes objects that must be new over others, so no other cluster may write there: docs/locations.md"
 
-// ignoresConditions reports whether a store ignores the condition of conditional writes. A store is
-// asked once, and again if it could not answer.
+// ignoresConditions reports whether a store ignores the condition of conditional writes. It asks once,
+// and again if the store could not answer.
 func (c *claimant) ignoresConditions(ctx context.Context, bucket *store.Bucket) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,8 +175,8 @@ func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*form
 	return &claim, nil
 }
 
-// writeClaim writes this process's claim. The first is created: of two processes one fails, and
-// decides at its next check.
+// writeClaim writes this process's claim. The first is created: of two processes one fails, and decides
+// at its next check.
 func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *claimant, first bool, now time.Time) error {
 	content, err := format.EncodeClaim(format.Claim{Nonce: c.nonce, Holder: c.identity, Renewals: of.renewals + 1, Written: now.UTC()})
 	if err != nil {
@@ -199,8 +196,6 @@ func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *c
 	return nil
 }
 
-// acceptedTakeOver reports whether an administrator has accepted, since the condition, that this
-// cluster continues.
 func acceptedTakeOver(ctx context.Context, record *enginev1alpha1.StorageLocation, told *metav1.Condition, now time.Time) bool {
 	text := takeOver(record)
 	if text == "" {

@@ -23,8 +23,8 @@ func (e *noWritesError) Error() string {
 
 func (e *noWritesError) Unwrap() error { return e.refusal }
 
-// identify returns the id of a store, and creates it at the first use. It fails with store.ErrOther
-// for another store than before, unless that was given up.
+// identify returns a store's id, and creates it at the first use. It fails with store.ErrOther for
+// another store than before, unless that was given up.
 func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
 	known := record.Status.StoreID
 	found, err := bucket.Identity(ctx)
@@ -57,7 +57,6 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 	return id, err
 }
 
-// identifyAsOf returns the id that a store had at the instant that the location shows.
 func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
 	found, err := bucket.Identity(ctx)
 	switch {
@@ -72,7 +71,6 @@ func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alp
 	return found, nil
 }
 
-// lostAll reports whether a store without an id has lost all its backups.
 func lostAll(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, has bool) (bool, error) {
 	if has || record.Status.Catalogue == nil || record.Status.Catalogue.Backups == 0 {
 		return false, nil

@@ -29,18 +29,17 @@ import (
 // probeTimeout bounds a probe, which has some ten requests.
 const probeTimeout = 20 * time.Second
 
-// Probe tries a location's store out, and returns the condition Probed.
+// Probe probes a location's store, and returns the condition Probed.
 type Probe func(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition
 
-// isProbeDue reports whether a request has asked for a probe since the last one. An unavailable store
-// is probed when it answers again.
+// isProbeDue reports a request since the last probe. An unavailable store is probed when it answers
+// again.
 func isProbeDue(record *enginev1alpha1.StorageLocation) bool {
 	probed := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionProbed)
 	return record.Spec.SyncRequest != nil && (probed == nil || probed.ObservedGeneration < record.Generation) &&
 		meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionAvailable)
 }
 
-// checkAndProbe checks a location's store, and then probes it if that was requested.
 func (c *Controller) checkAndProbe(ctx context.Context, key cache.ObjectName) error {
 	record, err := c.update(ctx, key, nil)
 	if err != nil || record == nil || c.probe == nil || !isProbeDue(record) {
@@ -69,7 +68,6 @@ func (c *Controller) checkAndProbe(ctx context.Context, key cache.ObjectName) er
 	return nil
 }
 
-// tryOut is the Probe of stores.
 func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition {
 	failed := func(errs ...error) metav1.Condition {
 		var said []string
@@ -119,7 +117,7 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 		Message: "an object was created, not created twice, read, listed and deleted; the controller's clock: " + clock}
 }
 
-// right is the right to a bucket that a step of a probe needs, in the words of each provider.
+// right is the right to a bucket that a step needs, in each provider's words.
 type right struct{ s3, gcs, azure string }
 
 const blobs = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
@@ -131,7 +129,6 @@ var (
 	toDelete = right{"s3:DeleteObject", "storage.objects.delete", blobs + "delete"}
 )
 
-// probed is the part of a store that a probe uses.
 type probed interface {
 	store.Reader
 	store.Writer
@@ -144,7 +141,6 @@ type prober struct {
 	folder   string
 }
 
-// failedStep has the text of a condition, in place of its cause's.
 type failedStep struct {
 	text  string
 	cause error
@@ -154,8 +150,6 @@ func (f *failedStep) Error() string { return f.text }
 
 func (f *failedStep) Unwrap() error { return f.cause }
 
-// failure returns the error of a step, with the store's reason, and the right that it needs if the
-// store denies it.
 func (p *prober) failure(step string, needs right, err error) error {
 	said := fmt.Sprintf("%s: %s", step, store.Reason(err))
 	switch {
@@ -172,7 +166,6 @@ func (p *prober) failure(step string, needs right, err error) error {
 	return &failedStep{said, err}
 }
 
-// readOnly lists the store, and reads the beginning of its first object.
 func (p *prober) readOnly(ctx context.Context) error {
 	for object, err := range p.store.List(ctx, "", store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -196,9 +189,8 @@ func (p *prober) readOnly(ctx context.Context) error {
 	return nil
 }
 
-// write removes what killed probes have left, then creates an object, tries to create it again, reads
-// it, lists it and deletes it. It returns the error of each failed step. After a failed creation
-// there are no further steps.
+// write removes killed probes' remains, then creates an object, tries to create it again, reads it,
+// lists it and deletes it. It returns each failed step's error, and stops after a failed creation.
 func (p *prober) write(ctx context.Context) (errs []error) {
 	for object, err := range p.store.List(ctx, p.folder, store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -254,7 +246,6 @@ func (p *prober) read(ctx context.Context, key string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(content, 1<<10))
 }
 
-// remove finds the probe in the listing, and deletes it.
 func (p *prober) remove(ctx context.Context, key string) (errs []error) {
 	var listed store.Object
 	for object, err := range p.store.List(ctx, p.folder, store.ListOptions{Recursive: true}) {

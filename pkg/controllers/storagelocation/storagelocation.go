@@ -1,13 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storagelocation checks whether storage locations are reachable and have their former
-// store, and reports it in the condition Available, on changes. It gives new stores an id. It
-// claims each store for its process, and detects another cluster with the same uid. At a SyncRequest
-// it writes, reads, lists and deletes a probe in the store, and reports it in the condition Probed.
+// Package storagelocation checks whether storage locations are reachable and have their former store,
+// and reports it in the condition Available, on changes. It gives new stores an id, claims each store
+// for its process, and detects another cluster with the same uid. At a SyncRequest it writes, reads,
+// lists and deletes a probe, and reports it in the condition Probed.
 //
-// A store may answer checks, but not the run that starts. Its location is then held: unavailable
-// for a while, longer each time, so that the queue passes its runs over.
+// A store may answer checks, but not the run that starts. Its location is then held, so that the queue
+// passes its runs over.
 package storagelocation
 
 import (
@@ -51,7 +51,7 @@ const (
 	workers                = 4
 )
 
-// Config is what a Controller needs.
+// Config configures a Controller.
 type Config struct {
 	Locations engineclient.StorageLocationsGetter
 	Secrets   location.Secrets
@@ -84,8 +84,8 @@ type Controller struct {
 	claims map[string]*claimant
 }
 
-// Check checks a location's store. It returns the store's id for the status, and the condition
-// about other clusters' claims; nil if unchanged.
+// Check checks a location's store. It returns the store's id for the status, and the condition about
+// other clusters' claims; nil if unchanged.
 type Check func(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string, cloned *metav1.Condition)
 
 // hold says why and until when a location is unavailable, though its store answers checks.
@@ -104,8 +104,7 @@ func (h hold) isOf(location *enginev1alpha1.StorageLocation) bool {
 // New returns a Controller.
 func New(config Config) (*Controller, error) { return NewWithCheck(config, nil) }
 
-// NewWithCheck returns a Controller that asks the stores by check, and makes no probes; nil if as New
-// does.
+// NewWithCheck returns a Controller that asks stores by check, and makes no probes; nil is as New.
 func NewWithCheck(config Config, check Check) (*Controller, error) {
 	c := &Controller{
 		locations:  config.Locations,
@@ -137,13 +136,12 @@ func NewWithCheck(config Config, check Check) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.checkAndProbe) }
 
 // Hold checks a location whose store did not answer a run. If it answers the check, the location is
-// held with this reason anyway, unless it is held already. It returns the written record; nil if
-// there is none, or nothing was decided.
+// held with this reason anyway, unless already held. It returns the written record; nil if there is
+// none, or nothing was decided.
 func (c *Controller) Hold(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	return c.update(ctx, key, reason)
 }
 
-// held returns the hold of a location; false without one. A reason starts one.
 func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.StorageLocation, reason error) (hold, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,14 +162,13 @@ func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.Storage
 	return next, true
 }
 
-// Check checks a location's store and writes the result. Controllers call it after a failure, to
-// inform all.
+// Check checks a location's store and writes the result. Controllers call it after a failure, to inform
+// all.
 func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	_, err := c.update(ctx, key, nil)
 	return err
 }
 
-// update checks a location's store, holds it if there is a reason, and returns the written record.
 func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	location, err := c.lister.StorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -225,7 +222,7 @@ func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason er
 	return written, nil
 }
 
-// lookAgain makes the next check consider the claim again, since its condition was not written.
+// lookAgain has the next check consider the claim again, as its condition was not written.
 func (c *Controller) lookAgain(name string) {
 	c.mu.Lock()
 	of := c.claims[name]

@@ -10,20 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Hung are the volumes whose work does not return. All controllers of an agent share it: a hanging
-// volume hangs in each of them. Its zero value is ready.
+// Hung are volumes whose work does not return. All controllers of an agent share it: a hanging volume
+// hangs in each. Its zero value is ready.
 type Hung struct {
 	mu      sync.Mutex
 	volumes map[volume]hung
 }
 
-// hung counts the work on a volume that does not return; since is the first one's time.
+// hung counts a volume's hanging works; since is the first one's time.
 type hung struct {
 	since time.Time
 	works int
 }
 
-// volume is what a hung mount makes unusable.
 type volume struct {
 	pod  types.UID
 	name string
@@ -36,7 +35,6 @@ func (t Target) volume() volume {
 	return volume{pod: t.Pod, name: t.Volume}
 }
 
-// add adds a volume until returned is called.
 func (h *Hung) add(v volume, now time.Time) (returned func()) {
 	h.count(v, now, 1)
 	return func() { h.count(v, now, -1) }

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// NewRestores returns the Controller of a node's VolumeRestores. own and informer should have the
-// node's records only; records writes.
+// NewRestores returns the Controller of a node's VolumeRestores. own and informer should have only the
+// node's records; records writes.
 func NewRestores(config Config, own, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller[*enginev1alpha1.VolumeRestore], error) {
 	return New(config, Kind[*enginev1alpha1.VolumeRestore]{
 		Name:          "volumerestore",
@@ -70,7 +70,6 @@ func restore(ctx context.Context, r *repository.Repository, record *enginev1alph
 	return Result[*enginev1alpha1.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 
-// tell tells a waiting pod its volume's outcome.
 func tell(podsDir string, record *enginev1alpha1.VolumeRestore) error {
 	if record.Spec.WaitVolume == "" {
 		return nil

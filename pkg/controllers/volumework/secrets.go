@@ -16,19 +16,17 @@ import (
 )
 
 const (
-	// refusedTimeout is how long a refusal may come from an API server that has just started and
-	// knows no rights yet.
+	// refusedTimeout is how long a just started API server, which knows no rights yet, may refuse.
 	refusedTimeout = 2 * time.Minute
-	// secretsInterval is the first time between two requests; it doubles up to secretsMost.
+	// secretsInterval is the first interval; it doubles up to secretsMost.
 	secretsInterval = time.Second
 	secretsMost     = 15 * time.Second
-	// secretsTry bounds one request.
-	secretsTry = 15 * time.Second
+	secretsTry      = 15 * time.Second
 )
 
-// Secrets reads the Secrets for a record's work; the API server gives them only to the record's
-// node, see nodeagents/proxy. The client is for the records by that path. While no API server
-// answers, it waits until ctx ends: the work has not failed, and no other work could begin.
+// Secrets reads the Secrets for a record's work. The API server gives them only to the record's node,
+// see nodeagents/proxy, at the client's path. While no API server answers, it waits until ctx ends: the
+// work has not failed, and no other could begin.
 func Secrets(client rest.Interface, namespace string) func(ctx context.Context, resource, record string) ([]corev1.Secret, error) {
 	ask := func(ctx context.Context, resource, record string) ([]corev1.Secret, error) {
 		ctx, cancel := context.WithTimeout(ctx, secretsTry)
@@ -70,8 +68,7 @@ func Secrets(client rest.Interface, namespace string) func(ctx context.Context, 
 	}
 }
 
-// isGone reports whether a request's record does not exist. An unserved path says nothing of it:
-// the API server may be older.
+// isGone reports a missing record. An unserved path does not say so: the API server may be older.
 func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err)
 }

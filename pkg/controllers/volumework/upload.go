@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// NewUploads returns the Controller of a node's VolumeUploads. own and informer should have the
-// node's records only; records writes.
+// NewUploads returns the Controller of a node's VolumeUploads. own and informer should have only the
+// node's records; records writes.
 func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller[*enginev1alpha1.VolumeUpload], error) {
 	return New(config, Kind[*enginev1alpha1.VolumeUpload]{
 		Name:          "volumeupload",

@@ -1,19 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumework drives the records that ask a node's agent to move a volume's data, from New
-// to Completed or Failed. A Kind says what it moves, and which way: see NewUploads and NewRestores.
+// Package volumework drives the records that ask a node's agent to move a volume's data, from New to
+// Completed or Failed. A Kind says what it moves, and which way: see NewUploads and NewRestores.
 //
 //   - One process at a time works on a record: work begins with a write that only one can make.
-//   - An InProgress record without work in this process begins anew: the agent was restarted. After
-//     maxAttempts it is Failed, or after maxGiven with attempts that were given back since their
-//     agent was told to stop.
-//   - Deleting a record ends its work, which then takes back stored data.
-//   - Cancelling a record ends its work too. The record is done when the work has stopped.
-//   - Work on a volume without any answer for mountTimeout fails, and frees its slot. So does work
-//     that does not stop within hungAfter. Until it returns, no other work on the volume begins.
-//   - A record costs two writes, and further ones while its work progresses: after a second, then
-//     less often, down to one in ten seconds.
+//   - An InProgress record without work in this process begins anew: the agent was restarted. It fails
+//     after maxAttempts, or after maxGiven with the given back attempts.
+//   - Deleting or cancelling a record ends its work, which takes back stored data. A cancelled record is
+//     done when the work has stopped.
+//   - Work on a volume without any answer for mountTimeout fails, and frees its slot. So does work that
+//     does not stop within hungAfter. Until it returns, no other work on the volume begins.
 package volumework
 
 import (
@@ -54,17 +51,17 @@ type Record[T any] interface {
 	DeepCopy() T
 }
 
-// Reader reads records of the system namespace.
+// Reader reads records.
 type Reader[T any] interface {
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (T, error)
 }
 
-// Writer writes records of the system namespace.
+// Writer writes records.
 type Writer[T any] interface {
 	UpdateStatus(ctx context.Context, record T, opts metav1.UpdateOptions) (T, error)
 }
 
-// Lister lists records of the system namespace.
+// Lister lists records.
 type Lister[T any] interface {
 	Get(name string) (T, error)
 	List(selector labels.Selector) ([]T, error)
@@ -72,33 +69,29 @@ type Lister[T any] interface {
 
 // Kind has the differences between uploads and restores.
 type Kind[T Record[T]] struct {
-	Name string
-	// Resource of the records.
+	Name     string
 	Resource string
-	// Class of the work among the node's work.
-	Class datapath.Class
-	// Action and FailureReason of the event about a failure.
+	Class    datapath.Class
+	// Action and FailureReason are the failure event's.
 	Action, FailureReason string
-	// Target returns where to work.
-	Target func(T) Target
-	Status func(T) Status
-	// Cancelled reports whether the record's work is to stop.
+	// Target returns the place of work.
+	Target    func(T) Target
+	Status    func(T) Status
 	Cancelled func(T) bool
-	// Move moves the data, and returns the result.
-	Move func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
-	// Ended is called for a Completed or Failed record: at its end, and for each one when an agent
-	// starts. It is retried after an error. Optional.
+	Move      func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
+	// Ended is called for a Completed or Failed record: at its end, and for each when an agent starts.
+	// It is retried after an error. Optional.
 	Ended func(T) error
 }
 
-// Target is where work is done.
+// Target is a place of work.
 type Target struct {
 	Node                     string
 	Pod                      types.UID
 	Volume, PersistentVolume string
-	// HostPath is the path of a hostPath persistent volume, or "".
+	// HostPath is a hostPath persistent volume's path, or "".
 	HostPath string
-	// Device is the emptyDir with the socket of a block device, or "".
+	// Device is the emptyDir with a block device's socket, or "".
 	Device     string
 	Repository string
 }
@@ -114,39 +107,35 @@ type Status struct {
 	Start, Completion **metav1.Time
 }
 
-// Result of successful work.
+// Result is successful work's.
 type Result[T any] struct {
 	Bytes, Files int64
-	// Warnings of the work, for the message.
-	Warnings datapath.Warnings
+	Warnings     datapath.Warnings
 	// Apply adds the rest to the record. Optional.
 	Apply func(T)
 	// Undo takes back stored data if the record is deleted. Optional.
 	Undo func(ctx context.Context) error
 }
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Node string
 	// Identity names this process, and no other.
-	Identity string
-	// Namespace is the system namespace.
+	Identity  string
 	Namespace string
-	// PodsDir is the kubelet's folder of pods, as this process sees it.
+	// PodsDir is the kubelet's folder of pods, as seen here.
 	PodsDir string
-	// IsMount reports whether a volume is mounted at a folder. Nil asks the kernel.
+	// IsMount reports a mounted volume. Nil asks the kernel.
 	IsMount datapath.MountProbe
 	// FullReadEvery is as in datapath.UploadRequest.
 	FullReadEvery time.Duration
-	// HostPathRoots are the node's folders for hostPath persistent volumes, which this process sees
-	// too.
+	// HostPathRoots are the node's folders for hostPath persistent volumes, seen here, too.
 	HostPathRoots hostpath.Roots
-	// Manager of the node's work. Its owner stops it.
+	// Manager is stopped by its owner.
 	Manager *datapath.Manager
 	Hung    *Hung
-	// Secrets reads the Secrets for a record's work; see Secrets.
 	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
-	// Options for repositories. Restores use no cache: they read everything once.
+	// Options are for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
@@ -163,21 +152,20 @@ type Controller[T Record[T]] struct {
 	writer Writer[T]
 	lister Lister[T]
 	queue  *loop.Loop[string]
-	// repositories are the open ones, for all work of the kind. Backups and restores share none.
-	// Kopia locks a repository's indexes while it writes them. So a restore, even a cancelled one,
-	// would wait for a store that blocks an upload. A failed listing would end the other's work,
-	// and a restore's memory limit would have to suffice for both.
+	// repositories are shared by all work of the kind, and not by backups and restores: Kopia locks a
+	// repository's indexes while it writes them, so a restore would wait for a store that blocks an
+	// upload. A failed listing would end the other's work, and a restore's memory limit would have to
+	// suffice for both.
 	repositories *opener.Shared
-	// submitted is true when the manager knows all work that waited at the start.
+	// submitted: the manager knows all work that waited at the start.
 	submitted atomic.Bool
 
-	mu sync.Mutex
-	// works of this process, by the record's name, until their ends are written.
+	mu    sync.Mutex
 	works map[string]*work[T]
 }
 
-// New returns a controller for the records of reader, lister and informer, which should be the
-// node's only.
+// New returns a controller for the records of reader, lister and informer, which should be only the
+// node's.
 func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writer[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
 	if kind.Class == datapath.ClassRestore {
 		config.Options.Cache = nil
@@ -224,8 +212,7 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		utilruntime.HandleErrorWithContext(ctx, err, "Listing the volume work failed", "kind", c.kind.Name)
 		return
 	}
-	// The run whose work came first has the first turn. Within a run, the manager orders by the
-	// same rule.
+	// The run whose work came first has the first turn. Within a run, the manager orders alike.
 	slices.SortFunc(records, func(a, b T) int {
 		return cmp.Or(a.GetCreationTimestamp().Time.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
 	})
@@ -241,8 +228,8 @@ func (c *Controller[T]) Run(ctx context.Context) {
 	c.queue.Run(ctx, c.sync)
 }
 
-// HasSynced reports whether the manager knows all work that waited at the start. It should begin
-// none before, or a restart would change the order.
+// HasSynced reports whether the manager knows all work that waited at the start. It should begin none
+// before, or a restart would change the order.
 func (c *Controller[T]) HasSynced() bool { return c.submitted.Load() }
 
 func (c *Controller[T]) enqueue(obj any) {
@@ -254,7 +241,6 @@ func (c *Controller[T]) enqueue(obj any) {
 	c.queue.Add(name.Name)
 }
 
-// repositoryChanged wakes the records that may wait for a repository.
 func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRepository) {
 	repository := cmp.Or(after, before).Name
 	loop.Wake(c.queue, c.lister, func(record T) bool {
@@ -262,7 +248,6 @@ func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRe
 	})
 }
 
-// sync compares a record with this process's work for it, and does the one thing that is due.
 func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -275,8 +260,8 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		ours := wanted && record.GetUID() == w.uid
 		switch {
 		case ended && ours && *c.kind.Status(record).Agent != c.Identity:
-			// The informer has not shown the beginning yet, or another agent has begun anew while
-			// this one was paused, and writes the outcome.
+			// The informer has not shown the beginning yet, or another agent began anew while this one
+			// was paused, and writes the outcome.
 			return nil
 		case ended && ours:
 			return c.writeOutcome(ctx, record, w)
@@ -296,7 +281,7 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	case !wanted:
 		return nil
 	case cancelled:
-		// The work has not begun, or an earlier agent had begun it.
+		// The work has not begun here.
 		return c.write(ctx, record, c.failure(datapath.ErrCancelled))
 	case isNew(*c.kind.Status(record).Phase):
 		return c.start(ctx, record)
@@ -306,16 +291,15 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 }
 
 const (
-	// maxAttempts bounds the attempts of work that may be what ends the agent, as by taking all its
-	// memory.
+	// maxAttempts bounds attempts of work that may end the agent, as by taking all its memory.
 	maxAttempts = 3
-	// maxGiven bounds all attempts, including those that were given back: this work may be why the
-	// agent is told to stop.
+	// maxGiven bounds all attempts, including given back ones: this work may be why the agent is told
+	// to stop.
 	maxGiven = 20
 )
 
-// interrupted begins work anew that was in progress: in an earlier agent, or in this one, which
-// lost the answer to its write. It never seems to have ended.
+// interrupted begins anew work of an earlier agent, or of this one, which lost the answer to its write.
+// It never seems to have ended.
 func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	attempts, given := *c.kind.Status(record).Attempts, *c.kind.Status(record).GivenBack
 	switch {
@@ -339,7 +323,6 @@ func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	return c.start(ctx, again) // before work that was requested later
 }
 
-// start gives a record's work to the manager, once its repository is ready.
 func (c *Controller[T]) start(ctx context.Context, record T) error {
 	switch why, passing := c.whyNotReady(c.kind.Target(record).Repository); {
 	case passing:
@@ -367,7 +350,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 		Name:  record.GetName(),
 		Do:    func(ctx context.Context) { c.run(ctx, w) },
 	}) {
-		// An earlier attempt has not quite ended, or the agent stops.
+		// An earlier attempt is ending, or the agent stops.
 		c.forget(record.GetName(), w, false)
 		c.queue.AddRateLimited(record.GetName())
 	}

@@ -26,39 +26,32 @@ import (
 )
 
 const (
-	// progressFirst is the least time until the first write of progress, and until the next. It
-	// doubles with each, up to progressMost. So watchers see movement at once, and long work costs
-	// at most six writes a minute.
+	// progressFirst is the time until the first write of progress, and until the next. It doubles up to
+	// progressMost: watchers see movement at once, and long work costs at most six writes a minute.
 	progressFirst = time.Second
 	progressMost  = 10 * time.Second
 	// hungAfter bounds the time that work takes to stop. It exceeds undoTimeout.
 	hungAfter = lease.HungAfter
-	// mountTimeout bounds the time without any answer of the kernel about a volume's files: file
-	// servers are restarted, too. It is checked every mountInterval.
-	mountTimeout  = 5 * time.Minute
-	mountInterval = 30 * time.Second
-	// undoTimeout bounds the time to take work back.
-	undoTimeout = 30 * time.Second
-	// giveBackTimeout bounds the write that gives an attempt back.
+	// mountTimeout bounds the time without an answer of the kernel about a volume's files: file servers
+	// are restarted, too. It is checked every mountInterval.
+	mountTimeout    = 5 * time.Minute
+	mountInterval   = 30 * time.Second
+	undoTimeout     = 30 * time.Second
 	giveBackTimeout = 3 * time.Second
-	// messageLength bounds messages, in bytes. It is the limit of events.
+	// messageLength bounds messages, in bytes, as events do.
 	messageLength = 1000
 )
 
-// work is this process's work for a record.
 type work[T any] struct {
-	uid types.UID
-	// asked is when this process learned of it.
-	asked time.Time
-	// record as last written or read.
+	uid    types.UID
+	asked  time.Time
 	record T
-	// outcome of the work: nil before its end. The controller's mu guards it.
+	// outcome is nil before the end. The controller's mu guards it.
 	outcome func(T)
 }
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
-// workOf returns the work on the named record, or nil, and whether it has ended.
 func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +59,7 @@ func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	return w, w != nil && w.outcome != nil
 }
 
-// forget forgets work, unless its end differs from ended.
+// forget drops work, unless its end differs from ended.
 func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +82,6 @@ func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)
 	}()
 }
 
-// run does the work. The manager calls it with a free slot.
 func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	record := w.record
 	name := record.GetName()
@@ -158,14 +150,13 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	}
 }
 
-// toldToStop reports whether work has ended because its agent is told to stop. That does not
-// include a lost Lease or cancelled work.
+// toldToStop reports that work ended because its agent is told to stop, not by a lost Lease or a
+// cancellation.
 func toldToStop(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, lease.ErrLost)
 }
 
-// giveBack records that the attempt does not count, since the agent is told to stop.
 func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
@@ -189,21 +180,20 @@ func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 	}
 }
 
-// mount watches the mount of a volume under work.
 type mount struct {
 	calls func() (waiting bool, answers int64) // of the work's progress
-	// waiting and answers are the last ones seen. silent is the time without an answer, summed up
-	// by checks, so that a process's pause does not count.
+	// waiting and answers are the last seen. silent sums up checks without an answer, so that a
+	// process's pause does not count.
 	waiting bool
 	answers int64
 	silent  time.Duration
 }
 
-// hangs reports whether the work has waited too long for an answer. A hanging file on a working
-// mount counts only once all of the volume's reads hang.
+// hangs reports too long a wait for an answer. A hanging file on a working mount counts only once all
+// reads of the volume hang.
 func (m *mount) hangs() bool {
 	waiting, answers := m.calls()
-	if m.waiting && answers == m.answers { // so that call has not returned
+	if m.waiting && answers == m.answers { // that call has not returned
 		m.silent += mountInterval
 	} else {
 		m.silent = 0
@@ -220,14 +210,13 @@ func (c *Controller[T]) end(name string, w *work[T], record T, outcome func(T)) 
 	c.queue.Add(name)
 }
 
-// writeOutcome writes the end of work.
 func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) error {
 	if ctx.Err() != nil {
-		return nil // the agent stops; the next one begins the record anew
+		return nil // the next agent begins the record anew
 	}
 	err := c.write(ctx, w.record, w.outcome)
 	if apierrors.IsConflict(err) {
-		w.record = latest // someone else changed it, as its labels
+		w.record = latest // another writer changed it, as its labels
 	}
 	if err == nil {
 		c.forget(latest.GetName(), w, true)
@@ -235,7 +224,6 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 	return err
 }
 
-// move moves the data, and returns the change of the record.
 func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
 	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
@@ -294,8 +282,8 @@ func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error
 	return folder, nil
 }
 
-// undoUnknown takes back stored data if the record is deleted or cancelled. The deleter of a record
-// removes earlier data.
+// undoUnknown takes back stored data if the record is deleted or cancelled. A record's deleter removes
+// earlier data.
 func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result[T]) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -340,15 +328,13 @@ func (c *Controller[T]) failure(err error) func(T) {
 	}
 }
 
-// tell emits the event about a recorded failure.
 func (c *Controller[T]) tell(record T) {
 	if status := c.kind.Status(record); *status.Phase == enginev1alpha1.VolumePhaseFailed {
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, c.kind.FailureReason, c.kind.Action, "%s", *status.Message)
 	}
 }
 
-// writeProgress writes new progress, without retries. A deleted record stops the work, also before
-// the informer shows it.
+// writeProgress does not retry. A deleted record stops the work, even before the informer shows it.
 func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress, stop func()) T {
 	progress := enginev1alpha1.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
 	progress.FilesDone, progress.TotalFiles = p.Files()
@@ -384,12 +370,11 @@ func truncate(message string) string {
 	return strings.ToValidUTF8(message[:messageLength-len(dots)], "") + dots
 }
 
-// whyNotReady returns why a repository can't be used, "" if unknown, and whether it may become
-// ready by itself.
+// whyNotReady returns why a repository can't be used, "" if unknown, and whether that may pass.
 func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
 	record, err := c.repositories.Repositories.Get(name)
 	if err != nil {
-		return "", true // there is no record yet
+		return "", true // no record yet
 	}
 	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionReady)
 	switch {

@@ -22,34 +22,33 @@ import (
 )
 
 const (
-	// Prefix is where plans are asked for.
+	// PlanPrefix begins the paths of plans.
 	PlanPrefix = "/plans/"
-	// Timeout is how long a plan may take: less than a request to kube-apiserver.
+	// PlanTimeout bounds a plan: less than a request to kube-apiserver.
 	PlanTimeout = 25 * time.Second
 
 	backupsPath  = PlanPrefix + "backups"
 	objectsPath  = PlanPrefix + "backups/objects"
 	restoresPath = PlanPrefix + "restores"
 
-	// maxAtOnce bounds what plans cost the cluster and the controller.
+	// maxAtOnce bounds plans' cost for cluster and controller.
 	maxAtOnce = 2
-	// patience is how long one waits for those before it.
+	// patience bounds the wait for earlier plans.
 	patience = 5 * time.Second
-	// maxRequest is as large as etcd takes, about: a run is a record.
+	// maxRequest is about as large as etcd takes: a run is a record.
 	maxRequest = 2 << 20
-	// maxAnswer is far more than the rows of a plan take.
-	maxAnswer = 4 << 20
-	// pieceBytes is how much of an answer is sent at once.
+	// maxAnswer far exceeds a plan's rows.
+	maxAnswer  = 4 << 20
 	pieceBytes = 32 << 10
 )
 
-// ErrBusy says that as many plans are computed as may be at once.
+// ErrBusy says that other plans are being computed.
 var ErrBusy = errors.New("other plans are computed: try again in a moment")
 
-// PlanServer is an http.Handler for PlanPrefix. It has backups and restores planned by the controller
-// that leads, which may read the cluster's objects. It answers while this process leads.
+// PlanServer is an http.Handler for PlanPrefix. The leading controller, which may read the cluster's
+// objects, plans backups and restores. It answers while this process leads.
 type PlanServer struct {
-	// MayAsk reports whether a request is of the API server.
+	// MayAsk reports whether a request is the API server's.
 	MayAsk func(*http.Request) bool
 
 	mu       sync.Mutex
@@ -57,28 +56,24 @@ type PlanServer struct {
 	places   chan struct{}
 }
 
-// planner plans what a request describes.
 type planner struct {
-	// leading is the context of the process's term.
 	leading context.Context
-	// read fails if the request can't be read. plan writes the answer, and fails if that can't be
-	// written.
+	// read fails if the request can't be read, plan if the answer can't be written.
 	read func(request io.Reader) (plan func(ctx context.Context, to io.Writer) error, err error)
 }
 
-// NewPlanServer returns a Server that does not lead.
+// NewPlanServer returns a PlanServer that does not lead.
 func NewPlanServer(mayAsk func(*http.Request) bool) *PlanServer {
 	return &PlanServer{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
 }
 
-// planObject is a line of the plan with all objects. The last line has the plan itself.
+// planObject is a line of the plan with all objects. The last line has the plan.
 type planObject struct {
 	Object *v1alpha1.PlannedRelated `json:"object,omitempty"`
 	Plan   *v1alpha1.BackupPlan     `json:"plan,omitempty"`
 }
 
-// LeadBackups has the server answer with the plans of backups until ctx ends. plan gives each object to
-// each, unless that is nil.
+// LeadBackups serves plans of backups until ctx ends. each may be nil, and gets each object.
 func (s *PlanServer) LeadBackups(ctx context.Context, plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan) {
 	lead(ctx, s, backupsPath, func(ctx context.Context, run *enginev1alpha1.BackupRun, to *json.Encoder) error {
 		return to.Encode(plan(ctx, run, nil))
@@ -88,7 +83,7 @@ func (s *PlanServer) LeadBackups(ctx context.Context, plan func(ctx context.Cont
 	})
 }
 
-// LeadRestores has the server answer with the plans of restores until ctx ends.
+// LeadRestores serves plans of restores until ctx ends.
 func (s *PlanServer) LeadRestores(ctx context.Context, plan func(context.Context, *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan) {
 	lead(ctx, s, restoresPath, func(ctx context.Context, run *enginev1alpha1.RestoreRun, to *json.Encoder) error {
 		return to.Encode(plan(ctx, run))
@@ -134,7 +129,7 @@ func (s *PlanServer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	case <-request.Context().Done():
 		return
 	}
-	// Its requests are the leader's, and end with the one that asked.
+	// Its requests are the leader's, and end with the request.
 	ctx, cancel := context.WithTimeout(planner.leading, PlanTimeout)
 	defer cancel()
 	defer context.AfterFunc(request.Context(), cancel)()
@@ -145,16 +140,16 @@ func (s *PlanServer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// PlanClient asks the controller that leads. The API server decides how much its reader sees.
+// PlanClient asks the leading controller. The API server decides how much its reader sees.
 type PlanClient struct{ Remote *Client }
 
-// Backup has a backup planned that has no record. It fails with remote.ErrUnreachable or ErrBusy if
-// that can't be now.
+// Backup returns the plan of a backup without a record. It fails with ErrUnreachable or ErrBusy if that
+// can't be now.
 func (c *PlanClient) Backup(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
 	return ask[v1alpha1.BackupPlan](ctx, c, backupsPath, run)
 }
 
-// Restore has a restore planned that has no record. It fails as Backup does.
+// Restore returns the plan of a restore without a record. It fails as Backup.
 func (c *PlanClient) Restore(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error) {
 	return ask[v1alpha1.RestorePlan](ctx, c, restoresPath, run)
 }
@@ -200,7 +195,6 @@ func ask[Plan any](ctx context.Context, c *PlanClient, path string, run any) (*P
 	return plan, nil
 }
 
-// answer asks, and returns the body of the answer, which ends with ctx.
 func (c *PlanClient) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
 	body, err := json.Marshal(run)
 	if err != nil {

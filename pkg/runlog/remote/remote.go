@@ -4,10 +4,9 @@
 // Package remote lets the API server read logs of running backups and restores from the leading
 // controller's memory, and have it plan others.
 //
-// The controller publishes its address, a certificate and a token, new for each process, in a
-// Secret that only the API server reads. So a reader talks to that process or none, and no other
-// credential travels. After Silence without data the log breaks off; the next controller has the
-// next attempt's log.
+// The controller publishes its address, a certificate and a token, new for each process, in a Secret
+// that only the API server reads. So no other credential travels. After Silence without data the log
+// breaks off; the next controller has the next attempt's log.
 package remote
 
 import (
@@ -61,18 +60,18 @@ const (
 var (
 	ErrNotExecuted = errors.New("the controller does not execute it just now")
 	ErrUnreachable = errors.New("the controller can't be reached")
-	// ErrBroken means that a log is incomplete: the run or its controller was stopped.
+	// ErrBroken reports an incomplete log: the run or its controller was stopped.
 	ErrBroken = errors.New("the log breaks off")
 )
 
-// Server serves the logs of this process. It is an http.Handler for what is below Prefix.
+// Server serves this process's logs. It is an http.Handler for paths below Prefix.
 type Server struct {
 	logs             *runlog.Logs
 	token            string
 	Certificate, Key []byte
 }
 
-// NewServer returns a Server with a certificate and a token of its own.
+// NewServer returns a Server with its own certificate and token.
 func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -118,13 +117,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// MayAsk reports whether a request has the token of this process.
+// MayAsk reports whether a request has this process's token.
 func (s *Server) MayAsk(request *http.Request) bool {
 	token, _ := strings.CutPrefix(request.Header.Get("Authorization"), "Bearer ")
 	return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
-// prompt flushes each write, with a deadline.
 type prompt struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -147,8 +145,8 @@ type Publisher interface {
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
 }
 
-// Publish writes this process's address into the Secret, repeatedly until ctx ends or it leads no
-// more.
+// Publish writes this process's address into the Secret, repeatedly until ctx ends or it no longer
+// leads.
 func (s *Server) Publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) {
 	for {
 		err := s.publish(ctx, secrets, address, leads)
@@ -165,8 +163,7 @@ func (s *Server) Publish(ctx context.Context, secrets Publisher, address string,
 	}
 }
 
-// publish asks who leads after it read the Secret, so that a former leader does not overwrite its
-// successor.
+// publish asks who leads after it read the Secret: a former leader does not overwrite its successor.
 func (s *Server) publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) error {
 	data := map[string][]byte{addressKey: []byte(address), certificateKey: s.Certificate, tokenKey: []byte(s.token)}
 	stored, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
@@ -194,11 +191,11 @@ type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Client reads the logs of the controller that leads.
+// Client reads the leading controller's logs.
 type Client struct{ Secrets Secrets }
 
-// Copy writes a run's log, and with follow later lines until its end. Without one of the errors
-// above it is complete.
+// Copy writes a run's log, and with follow later lines until its end. Without one of the errors above
+// it is complete.
 func (c *Client) Copy(ctx context.Context, uid types.UID, follow bool, to io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -227,7 +224,7 @@ func (c *Client) Copy(ctx context.Context, uid types.UID, follow bool, to io.Wri
 		case err == io.EOF:
 			return nil
 		case err != nil && !follow && from.whole:
-			return nil // the log goes on
+			return nil // the log continues
 		case err != nil:
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
@@ -249,8 +246,8 @@ func (c *Client) ask(ctx context.Context, uid types.UID, follow bool) (*http.Res
 	return nil, fmt.Errorf("%w: it answers %s", ErrUnreachable, response.Status)
 }
 
-// Do sends a request to the controller that leads, which begins to answer within some time, or fails
-// with ErrUnreachable. The caller closes the body of the response.
+// Do sends a request to the leading controller, which begins to answer within some time, or fails with
+// ErrUnreachable. The caller closes the response's body.
 func (c *Client) Do(ctx context.Context, method, path string, body io.Reader, within time.Duration) (*http.Response, error) {
 	secret, err := c.Secrets.Get(ctx, SecretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
