@@ -21,17 +21,16 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// Most folders have not changed since the last snapshot. Decoding and encoding their entries takes
+// Most folders are unchanged since the last snapshot, and decoding and encoding their entries takes
 // as long as listing their files. So a folder without subfolders is compared before Kopia's
-// uploader visits it. If its listing would equal the last one byte for byte, that object is used
-// again. The listing has the name, type, mode, size, time and owner of each file, as the uploader
-// compares. Otherwise the uploader continues with the entries listed so far, and decides file by
-// file.
+// uploader visits it. If its listing (name, type, mode, size, time and owner of each file) would
+// equal the last byte for byte, that object is used again. Otherwise the uploader continues with
+// the entries listed so far, file by file.
 
 type lastSnapshot struct {
 	repository repo.Repository
 	progress   *Progress
-	// files and bytes of the reused listings, links included.
+	// files and bytes of the reused listings include links.
 	files, bytes atomic.Int64
 }
 
@@ -47,8 +46,7 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	}
 }
 
-// longestListing is the most bytes of a listing that is compared: some 20,000 files. Each folder in
-// work may hold one.
+// longestListing bounds a compared listing: some 20,000 files. Each folder in work may hold one.
 var longestListing int64 = 4 << 20
 
 // DirEntryOrNil implements snapshot.HasDirEntryOrNil, which Kopia's uploader calls before it lists
@@ -111,8 +109,8 @@ const (
 	listingSummary = `],"summary":`
 )
 
-// cutListing returns the text of each file before its object, and the end of the listing. It is not
-// ok for listings with folders, or without entries.
+// cutListing returns the text of each file before its object, and the listing's end. It is not ok
+// with folders, or without entries.
 func cutListing(listing string) (files map[string]string, end string, ok bool) {
 	rest, ok := strings.CutPrefix(listing, listingBegin)
 	files = make(map[string]string, len(listing)/160)
@@ -141,8 +139,8 @@ func listingEnd(summary *fs.DirectorySummary) string {
 // are decided one by one.
 var mostFolders = 100_000
 
-// foldersOf returns the objects of the folders in a listing, by name, as far as readable; none if
-// there are more than mostFolders.
+// foldersOf returns the objects of a listing's folders by name, as far as readable; none beyond
+// mostFolders.
 func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	decoder := json.NewDecoder(listing)
 	for _, want := range []json.Token{json.Delim('{'), "stream", "kopia:directory", "entries", json.Delim('[')} {
@@ -217,8 +215,8 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 	}
 }
 
-// appendStored appends the text of a file or link in Kopia's listings before its object; nothing
-// for what a listing can't hold exactly.
+// appendStored appends a file's or link's text in Kopia's listings before its object; nothing if a
+// listing can't hold it exactly.
 func (e *volumeEntry) appendStored(b []byte) []byte {
 	at := fs.UTCTimestampFromTime(e.ModTime())
 	if !utf8.ValidString(e.name) || len(e.in.path)+1+len(e.name) > longestPath {
