@@ -40,17 +40,17 @@ const (
 	clientHost = "default"
 )
 
-// Options are an opened repository's use of the local disk, and its keys.
+// Options are an opened repository's local disk and keys.
 type Options struct {
-	// WorkDir has a small configuration without secrets while the repository is open. Default: the
-	// system's folder for temporary files.
+	// WorkDir gets a small configuration without secrets while the repository is open. Default: the
+	// system's temporary folder.
 	WorkDir string
-	// Others are keys that may open it instead, during a change of the key.
+	// Others may open it instead, during a change of the key.
 	Others []Key
-	// Cache keeps blobs for the next opening; nil keeps none, which is best for reading files.
+	// Cache keeps blobs for the next opening; nil, which is best for reading files, keeps none.
 	// Filesystem locations use none.
 	Cache *Cache
-	// Damaged are packs with other bytes than were written: their contents are not used.
+	// Damaged packs have other bytes than were written: their contents are not used.
 	Damaged []string
 }
 
@@ -112,7 +112,7 @@ func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string
 
 const cacheNameLength = 16
 
-// open opens the repository in a bucket, and closes the bucket on failure.
+// open closes the bucket on failure.
 func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
 	st, err := connect(ctx, bucket, provider, namespace)
 	if err != nil {
@@ -132,7 +132,7 @@ func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.Sto
 	return r, nil
 }
 
-// openStorage opens the repository in st, which it owns on success.
+// openStorage owns st on success.
 func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *Repository, err error) {
 	workDir, err = os.MkdirTemp(workDir, "repository-")
 	if err != nil {
@@ -162,8 +162,7 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 		ClientOptions: repo.ClientOptions{
 			Username: clientUser,
 			Hostname: clientHost,
-			// Negative: never use a cached format blob, since the repository may have been
-			// replaced.
+			// Negative: no cached format blob, since the repository may have been replaced.
 			FormatBlobCacheDuration: -1,
 		},
 	}
@@ -201,7 +200,7 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
 
 // Refresh makes everything visible that others stored before. It fails with ErrReplaced for another
-// repository in its place.
+// repository.
 func (r *Repository) Refresh(ctx context.Context) error {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -236,7 +235,7 @@ func (r *Repository) While(ctx context.Context) (context.Context, func()) {
 	return r.storage.while(ctx)
 }
 
-// KeepPacks keeps packs in memory, at most limit bytes, until Release. Concurrent callers share
+// KeepPacks keeps packs in memory until Release, at most limit bytes. Concurrent callers share
 // them.
 func (r *Repository) KeepPacks(limit int64) *Packs {
 	r.storage.keeping.Lock()
