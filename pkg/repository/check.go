@@ -46,7 +46,8 @@ type Check struct {
 	ReadBytes   int64
 	Missing     int
 	Damaged     []string
-	// Indexes names the lost indexes of the last maintenance. What only they name is unknown.
+	// Indexes names the lost indexes of the last maintenance; anything that only they name is
+	// unknown.
 	Indexes  []string
 	Contents int
 	// Snapshots has the ids of affected snapshots, AffectedUntil the newest's start. If Incomplete,

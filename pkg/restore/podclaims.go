@@ -18,9 +18,9 @@ import (
 
 // Kubernetes makes a claim for each generic ephemeral volume of a pod, and deletes both together.
 // The claim is not restored by itself. Its data is written through the pod if the restore creates
-// that; a pod that its controller makes has another name and claim.
+// that; a pod made by its controller has another name and claim.
 
-// leaveClaimsOfPods decides, before the ordering, which claims are left to Kubernetes.
+// leaveClaimsOfPods decides, before the ordering, which claims Kubernetes makes.
 func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {
 	if e.spec.VolumesOnly || !ptr.Deref(e.spec.RestorePVs, true) {
 		return

@@ -19,11 +19,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// Some fields only the cluster decides: address families, free ports, additions of admission. They
-// are restored where the cluster accepts them. If it refuses one, the object is created without it,
-// with a warning.
+// Only the cluster decides some fields: address families, free ports, additions of admission. They
+// are restored where the cluster accepts them. A refused one is left out with a warning.
 
-// yields removes the fields that the cluster has refused, and reports whether to try again.
+// yields removes the refused fields, and reports whether to try again.
 func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstructured, refusal error) bool {
 	if !apierrors.IsInvalid(refusal) && !apierrors.IsForbidden(refusal) && !apierrors.IsBadRequest(refusal) && !apierrors.IsInternalError(refusal) {
 		return false
@@ -143,7 +142,7 @@ func withoutPorts(spec map[string]any, refusal string) (left []string) {
 	return left
 }
 
-// classYields makes a PriorityClass not the default if the cluster has another default.
+// classYields makes a PriorityClass not the default if another is.
 func classYields(class *unstructured.Unstructured, refusal string) (left []string) {
 	if class.Object["globalDefault"] != true || !strings.Contains(refusal, "already marked as default") {
 		return nil
@@ -162,7 +161,7 @@ var (
 	rangedFields = regexp.MustCompile(`([^;:]+) (request|limit) for (?:init )?container ([^;]+)`)
 )
 
-// podYields removes fields that an admission had added and a refusal names, and returns them.
+// podYields removes and returns fields that an admission had added and a refusal names.
 func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	spec, _ := pod.Object["spec"].(map[string]any)
 	switch {
