@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package blockdevice serves a block device over a socket, and reads and writes it there. A pod
-// without any privilege serves the device of its own volume: the kubelet lets it open no other. The
-// node agent has no right to open devices, and finds the socket in an emptyDir of the pod.
+// Package blockdevice serves a block device over a socket, and reads and writes it there. An
+// unprivileged pod serves its own volume's device: the kubelet lets it open no other. The node
+// agent, which may open no devices, finds the socket in an emptyDir of the pod.
 //
-// The protocol is HTTP. GET reads a range, PUT writes one, and DELETE makes one zeros. POST writes all
-// to the disk.
+// The protocol is HTTP. GET reads a range, PUT writes one, DELETE makes one zeros, and POST writes
+// all to the disk.
 package blockdevice
 
 import (
@@ -25,7 +25,6 @@ import (
 )
 
 const (
-	// socketName is the socket's name in its folder.
 	socketName = "device.sock"
 	// closeTimeout bounds the end of requests when a server stops.
 	closeTimeout = 5 * time.Second
@@ -33,8 +32,8 @@ const (
 	contentRange = "Content-Range"
 )
 
-// Serve serves a device at a socket in a folder until ctx ends. A request for a device that can't be
-// opened gets the reason, and the next one tries again.
+// Serve serves a device at a socket in a folder until ctx ends. A request for a device that can't
+// be opened gets the reason; the next tries again.
 func Serve(ctx context.Context, folder, device string, writable bool) error {
 	path := filepath.Join(folder, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -103,7 +102,6 @@ func (s *server) open() (*os.File, int64, error) {
 	return s.file, size, err
 }
 
-// ServeHTTP implements http.Handler.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	file, size, err := s.open()
 	if err != nil {
@@ -142,7 +140,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rangeOf returns the range of a request, which must be within the device.
+// rangeOf returns a request's range, which must be within the device.
 func rangeOf(r *http.Request, size int64) (offset, length int64, err error) {
 	var last int64
 	text := r.Header.Get(contentRange)

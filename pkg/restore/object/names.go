@@ -14,7 +14,7 @@ import (
 // naming maps a name that contains a namespace.
 type naming func(r *Rules, name string) string
 
-// place is a field that names a namespace. It includes all elements of lists on the way.
+// place is a field that names a namespace, in all elements of lists on the way.
 type place struct {
 	path string
 	in   naming
@@ -43,7 +43,7 @@ var (
 	istioRoutes = []place{{"delegate.namespace", aNamespace}, {"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
 )
 
-// places are known fields of kinds of Kubernetes and of common extensions.
+// places are known fields of Kubernetes and common extensions.
 var places = map[schema.GroupKind][]place{
 	{Group: rbacGroup, Kind: "RoleBinding"}:                              subjects,
 	{Group: rbacGroup, Kind: "ClusterRoleBinding"}:                       subjects,
@@ -278,7 +278,7 @@ func (r *Rules) mapRules(rules []map[string]any) {
 	}
 }
 
-// mapShortNames maps SERVICE.NAMESPACE in a certificate. It may be an ordinary domain; it is a
+// mapShortNames maps SERVICE.NAMESPACE in a certificate, which may be an ordinary domain. It is a
 // Service if its longer name is listed too.
 func (r *Rules) mapShortNames(certificate map[string]any) {
 	names, _ := nested(certificate, "spec")["dnsNames"].([]any)
@@ -291,8 +291,8 @@ func (r *Rules) mapShortNames(certificate map[string]any) {
 	}
 }
 
-// isNameLabel reports whether a label's value is a namespace's name, in Kubernetes or in policies
-// of Cilium.
+// isNameLabel reports whether a label's value is a namespace's name, in Kubernetes or Cilium's
+// policies.
 func isNameLabel(key string) bool {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "k8s:"), "any:")
 	return key == corev1.LabelMetadataName || key == "io.kubernetes.pod.namespace" || key == "io.cilium.k8s.namespace.labels."+corev1.LabelMetadataName

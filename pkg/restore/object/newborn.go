@@ -15,8 +15,7 @@ import (
 )
 
 // IsNewborn reports whether an object is as a controller made it: each field manager was one in the
-// backup, too, and none is a user. managed are the backup's managers. An account may have no
-// fields.
+// backup, too (managed), and none is a user. An account may have no fields.
 func IsNewborn(live *unstructured.Unstructured, managed []metav1.ManagedFieldsEntry) bool {
 	if len(live.GetManagedFields()) == 0 {
 		return live.GetKind() == "ServiceAccount"

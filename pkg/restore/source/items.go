@@ -24,7 +24,7 @@ import (
 const (
 	MaxItems      = archive.MaxItems
 	maxItemsBytes = 1 << 30
-	// itemBytes is an item's size without texts. plainBytes bounds it without labels, owners and
+	// itemBytes is an item's size without texts; plainBytes bounds it without labels, owners and
 	// references.
 	itemBytes  = 256
 	plainBytes = 700
@@ -97,7 +97,7 @@ func validPlace(item *manifest.Item) bool {
 type collector struct {
 	items []*manifest.Item
 	bytes int64
-	// words are shared texts, and labels shared sets of labels.
+	// words and labels are shared.
 	words  map[string]string
 	labels map[string]map[string]string
 	names  []string
@@ -109,8 +109,8 @@ type collector struct {
 	shortened      int
 }
 
-// newCollector expects the backup's own count of objects. With more, the backup is refused when
-// they don't fit.
+// newCollector expects the backup's own count of objects. A backup with more that don't fit is
+// refused.
 func (b *Backup) newCollector() collector {
 	expected := int64(MaxItems)
 	if p := b.Metadata.Status.Progress; p != nil && p.ItemsBackedUp > 0 {

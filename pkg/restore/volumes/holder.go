@@ -32,7 +32,7 @@ const (
 	holderPrefix = "holdfast-restore-"
 	// startTimeout bounds a pod's start, with provisioning and new nodes.
 	startTimeout = 10 * time.Minute
-	// firstLook is the delay of the first look at a waiting pod; recheck of the others.
+	// firstLook is the delay of the first look at a waiting pod, recheck of others.
 	firstLook    = 2 * time.Second
 	retryRefused = 5 * time.Second
 )
@@ -116,7 +116,7 @@ func userOf(pod *corev1.Pod) *int64 {
 	return nil
 }
 
-// hold returns the holder of a claim when it runs: then the volume is mounted.
+// hold returns a claim's holder when it runs: then the volume is mounted.
 func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -155,7 +155,7 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	return r.running(ctx, created)
 }
 
-// create creates or finds a holder. It retries when a quota refuses.
+// create creates or finds a holder, and retries when a quota refuses.
 func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	pods := r.pods.Pods(pod.Namespace)
 	var waiting *waits.Wait
@@ -309,12 +309,11 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 	return nil, err
 }
 
-// notStartedError says that a pod did not start in time.
 type notStartedError string
 
 func (e notStartedError) Error() string { return string(e) }
 
-// verdict returns the verdict about a pod, and notes meanwhile what the pod waits for.
+// verdict returns the verdict about a pod, and notes what the pod waits for.
 func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Store, verdict <-chan error) error {
 	text := fmt.Sprintf("pod %s in %s", pod.Name, pod.Namespace)
 	waiting := waits.For(ctx, pod.Namespace, text)
@@ -335,7 +334,7 @@ func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Stor
 	}
 }
 
-// still fails if a pod is missing. A watch may begin before the pod was created.
+// still fails if a pod is missing: a watch may begin before its creation.
 func (r *Restorer) still(ctx context.Context, pod *corev1.Pod) error {
 	found, err := r.find(ctx, pod.Namespace, pod.Name)
 	if err == nil && (found == nil || found.UID != pod.UID) {
@@ -422,8 +421,8 @@ func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
 	return []string{name, name + "-2"}
 }
 
-// heldAnew continues a second try that another process has begun: the first holder may never be
-// deleted, and must not be made again.
+// heldAnew continues another process's second try: the first holder may never be deleted, and must
+// not be made again.
 func (r *Restorer) heldAnew(ctx context.Context, claim *Claim, live *corev1.PersistentVolumeClaim) error {
 	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
 	if err != nil {

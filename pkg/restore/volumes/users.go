@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// othersTimeout bounds the wait for another restore's holder. An ended restore has deleted its
-	// holder; a kubelet needs seconds to unmount.
+	// othersTimeout bounds the wait for another restore's holder: an ended restore has deleted its
+	// holder, and a kubelet needs seconds to unmount.
 	othersTimeout = 2 * time.Minute
 	othersLook    = time.Second
 )
@@ -44,7 +44,6 @@ func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim
 	return user, nil
 }
 
-// volumeOf returns the name of a pod's volume for a claim, or "".
 func volumeOf(pod *corev1.Pod, claim string) string {
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||

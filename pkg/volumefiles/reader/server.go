@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reader reads the files of volume backups in the controller that leads, for the API server.
-// See package volumefiles.
+// Package reader reads the files of volume backups in the controller that leads, for the API
+// server. See docs/design/files.md.
 //
-// The memory is bounded by the number of answers at once, and by the size of the indexes of open
-// repositories. One namespace can't take all places. A client that takes nothing for a minute loses its
-// answer. So does one that takes two minutes for all of it: it asks for the rest.
+// The number of answers at once, and the size of open repositories' indexes, bound the memory. One
+// namespace can't take all places. A client that takes nothing for a minute, or two minutes for
+// all, loses its answer, and asks for the rest.
 package reader
 
 import (
@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// atOnce is how many answers are given at once, perNamespace how many of one namespace. An answer
-	// takes about 25 MB: a piece of a file, plain and as it is stored.
+	// atOnce is how many answers are given at once, perNamespace how many of one namespace. An
+	// answer takes about 25 MB: a piece of a file, plain and as stored.
 	atOnce       = 4
 	perNamespace = 2
-	// patience is how long a request waits for those before it.
+	// patience bounds a request's wait for others.
 	patience = 5 * time.Second
-	// taken is how long the API server may take for a piece, and longest for an answer, so that slow
+	// taken is how long the API server may take for a piece, longest for an answer, so that slow
 	// clients keep no places. kube-apiserver ends an answer after a minute.
 	taken      = time.Minute
 	longest    = 2 * time.Minute
@@ -48,9 +48,9 @@ type Source interface {
 	Copy(ctx context.Context, request *volumefiles.Request, begin func(size int64), to io.Writer) error
 }
 
-// Server is an http.Handler for volumefiles.Path. It answers while this process leads.
+// Server is an http.Handler for volumefiles.Path, while this process leads.
 type Server struct {
-	// MayAsk reports whether a request is of the API server.
+	// MayAsk reports whether a request is the API server's.
 	MayAsk func(*http.Request) bool
 	// SystemNamespace may take all places.
 	SystemNamespace string
@@ -134,7 +134,7 @@ func refuse(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(problem)
 }
 
-// enter takes a place for a namespace, until leave is called.
+// enter takes a place for a namespace until leave is called.
 func (s *Server) enter(ctx context.Context, namespace string) (leave func(), err error) {
 	waited := time.NewTimer(patience)
 	defer waited.Stop()
