@@ -20,14 +20,11 @@ import (
 )
 
 const (
-	// startTimeout bounds the wait for a starting server.
 	startTimeout = time.Minute
 	startLook    = 200 * time.Millisecond
-	// mostWords bounds a failure's words.
-	mostWords = 1000
-	// connections bounds idle connections.
-	connections = 32
-	address     = "http://device/"
+	mostWords    = 1000
+	connections  = 32
+	address      = "http://device/"
 )
 
 // Device is a block device that a pod serves. It is safe for concurrent use.

@@ -3,10 +3,10 @@
 
 // Package blockdevice serves a block device over a socket, and reads and writes it there. An
 // unprivileged pod serves its own volume's device: the kubelet lets it open no other. The node
-// agent, which may open no devices, finds the socket in an emptyDir of the pod.
+// agent may open no devices, and finds the socket in an emptyDir of the pod.
 //
-// The protocol is HTTP. GET reads a range, PUT writes one, DELETE makes one zeros, and POST writes
-// all to the disk.
+// The protocol is HTTP: GET reads a range, PUT writes one, DELETE makes one zeros, POST writes all
+// to the disk.
 package blockdevice
 
 import (
@@ -25,10 +25,8 @@ import (
 )
 
 const (
-	socketName = "device.sock"
-	// closeTimeout bounds the end of requests when a server stops.
+	socketName   = "device.sock"
 	closeTimeout = 5 * time.Second
-	// contentRange is the header with the range of a PUT or DELETE.
 	contentRange = "Content-Range"
 )
 
@@ -80,7 +78,6 @@ func (s *server) close() {
 	}
 }
 
-// open opens the device once, and returns its size.
 func (s *server) open() (*os.File, int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +137,6 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rangeOf returns a request's range, which must be within the device.
 func rangeOf(r *http.Request, size int64) (offset, length int64, err error) {
 	var last int64
 	text := r.Header.Get(contentRange)

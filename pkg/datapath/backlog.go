@@ -42,8 +42,8 @@ type job struct {
 	cancel context.CancelCauseFunc
 }
 
-// backlog orders waiting work: restores first, but at most restoresInRow before a waiting backup.
-// Within a class the runs take turns; within a run, requests are in order.
+// backlog gives restores first, but at most restoresInRow before a waiting backup. Within a class
+// the runs take turns, each in the order of its requests.
 type backlog struct {
 	turns  [classes][]*run
 	passed int

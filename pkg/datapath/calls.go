@@ -16,7 +16,7 @@ import (
 
 // calls counts the kernel's calls for a volume's files. On a hanging disk or server they never
 // return, and can only be noticed. A network file system answers statfs from its server, which
-// shows that a long call is still served. A disk's answers from memory, which proves nothing.
+// shows that a long call is served; a disk's answers from memory, which proves nothing.
 type calls struct {
 	begun, returned atomic.Int64
 	syncing         atomic.Uint64
@@ -92,7 +92,7 @@ func filesystem(folder *os.File) (stat unix.Statfs_t, err error) {
 	return stat, errors.Join(err, controlled)
 }
 
-// devices lists the kernel's block devices. Tests replace both.
+// Tests replace both.
 var (
 	devices = "/sys/dev/block"
 	syncfs  = unix.Syncfs
@@ -113,8 +113,8 @@ func completed(device uint64) (sum int64, ok bool) {
 	return sum, sum > 0
 }
 
-// sync writes the whole file system to its disk, however long that takes. It does not count as
-// hanging while the device works or the server answers. Without a way to tell, it is not counted.
+// sync writes the whole file system to its disk, however long that takes. It counts as hanging only
+// while neither the device works nor the server answers, and not at all if both are unknown.
 func (h handle) sync() error {
 	stat, err := h.stat()
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath/buzhash"
 )
 
-// inPlaceSplitter cuts files that are written in place every MiB; others are cut by content, so
-// that moved data is found again. In disk images and databases nothing moves: a fixed size takes
-// half of the CPU time and memory, and a changed block costs 1 MiB, not 4 or more. The name
-// decides: a file that changes its splitter is stored anew once.
+// inPlaceSplitter cuts files that are written in place every MiB, chosen by their names. Others are
+// cut by content, so that moved data is found again. In disk images and databases nothing moves: a
+// fixed size halves CPU time and memory, and a changed block costs 1 MiB, not 4 or more. A file
+// that changes its splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
 var inPlaceExtensions = func() []string {
@@ -43,9 +43,9 @@ func isInPlace(name string) bool {
 }
 
 // chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
-// splitter by folder, but compression by kind of file. So uploadPolicy marks these files by turning
-// their compression off, and they are compressed here. Files too small for compression are marked
-// too, and stay uncompressed.
+// splitter by folder, but compression by kind of file. So uploadPolicy marks these files by
+// disabling their compression, and they are compressed here. Other files without compression are
+// too small for it.
 type chunker struct {
 	repo.RepositoryWriter
 	byContent bool // the repository's splitter is buzhash.Name
@@ -103,7 +103,7 @@ type fileWriter struct {
 	mu     sync.Mutex // checkpoints come from another goroutine
 	kept   *[smallFile]byte
 	length int
-	begun  object.Writer // nil before the first write
+	begun  object.Writer
 }
 
 func (w *fileWriter) beginLocked() error {

@@ -114,8 +114,8 @@ func (c *confined) Chtimes(path string, accessed, modified time.Time) error {
 	return c.root.Chtimes(path, accessed, modified)
 }
 
-// handle opens a file or folder in one call if the kernel can confine it. Otherwise, or with links
-// on the way, it walks by os.Root. Only the owner may read a new file.
+// handle opens a file or folder in one call if the kernel can confine it; otherwise, or with links
+// on the way, by os.Root. Only the owner may read a new file.
 func (c *confined) handle(path string, flags int) (handle, error) {
 	defer c.calls.begin().end()
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}

@@ -31,9 +31,9 @@ import (
 )
 
 // Kopia stores no extended attributes (access control lists, capabilities) and no hard links. A
-// second snapshot has these extras: a file with a line of JSON for each file or folder that has
-// some. The tag tagExtras of the volume's snapshot has its id. Kopia's tools and Velero restore the
-// volume without it.
+// second snapshot has these extras: a line of JSON for each file or folder that has some. The
+// volume's snapshot has its id as tagExtras; Kopia's tools and Velero restore the volume without
+// it.
 
 type extra struct {
 	Attributes map[string][]byte `json:"attributes,omitempty"`
@@ -54,8 +54,8 @@ const (
 	extrasSource = "holdfast-extras"
 )
 
-// isKept reports whether an attribute belongs to the volume. Others belong to the node: security
-// labels, kernel signatures, notes of file systems.
+// isKept reports whether an attribute belongs to the volume, not the node: security labels, kernel
+// signatures and notes of file systems are the node's.
 func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
@@ -128,7 +128,7 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 }
 
 // number returns the same number for all names of a file, in each backup of a volume. The root's
-// device is not used: its number may change with a mount.
+// device number may change with a mount, so it does not count.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)

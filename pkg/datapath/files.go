@@ -80,9 +80,8 @@ func describeFile(e *snapshot.DirEntry) StoredFile {
 	return f
 }
 
-// Files lists and reads the files of a snapshot. It remembers some folders, so that a walk finds
-// each file at once. It is safe for concurrent use, and works with a repository that was opened
-// again.
+// Files reads the files of a snapshot. It remembers some folders, so that a walk finds each file at
+// once. It is safe for concurrent use, and works with a repository that was opened again.
 //
 // A hostile agent may have written the snapshot: folders are read as a stream, with memory for one
 // entry.
@@ -209,8 +208,7 @@ func child(ctx context.Context, r *repository.Repository, folder *snapshot.DirEn
 }
 
 // List returns the file at a path, and a page of a folder's entries: folders first, each by name.
-// The page follows the one that returned the token from; next is the token for the page after it,
-// or empty.
+// The token from is of the page before, next of the page after; both may be empty.
 func (f *Files) List(ctx context.Context, r *repository.Repository, asked, from string, limit int) (of StoredFile, items []StoredFile, next string, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	folder, elements, err := f.find(ctx, r, asked)
@@ -328,7 +326,6 @@ func (f *Files) Open(ctx context.Context, r *repository.Repository, asked string
 	return StoredFile{}, nil, fmt.Errorf("%w: %q is no file, but a %q, such as a device, a pipe or a socket", ErrFileKind, shown(elements), entry.Type)
 }
 
-// newToken joins the digest of the folder's listing with the place behind an entry.
 func newToken(folder *snapshot.DirEntry, offset int64) string {
 	return fmt.Sprintf("%s.%d", listingDigest(folder), offset)
 }

@@ -251,7 +251,7 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	return o.permitted(err, rel, "did not get its time")
 }
 
-// openFolder opens a folder, and does not block on a pipe or device that a pod has put there.
+// openFolder does not block on a pipe or device that a pod has put there.
 func (o *output) openFolder(rel string) (handle, error) {
 	return o.root.handle(rel, os.O_RDONLY|unix.O_DIRECTORY)
 }
@@ -316,7 +316,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 	return nil
 }
 
-// isLink reports whether a file is a further name of a restored one, and notes that.
+// isLink reports whether a file is a further name of a restored file, and notes it.
 func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	stored, ok := file.(object.HasObjectID)
 	if had.Link == 0 || !ok {
@@ -420,7 +420,7 @@ func (o *output) Close(ctx context.Context) error {
 	return nil
 }
 
-// sparseBlock is the unit in which zeros become holes, the block of common file systems.
+// sparseBlock is the unit of holes: the block of common file systems.
 const sparseBlock = 4 << 10
 
 var (
@@ -430,8 +430,8 @@ var (
 
 const (
 	partSize = 32 << 20
-	// partReaders is how many additional readers all large files share, each with a piece of about
-	// 4 MB.
+	// partReaders is the number of additional readers that all large files share, each with a piece
+	// of about 4 MB.
 	partReaders = 8
 )
 

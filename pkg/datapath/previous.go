@@ -27,7 +27,7 @@ type basis struct {
 	complete *snapshot.Manifest
 	// spare has the snapshots that spare reading unchanged files; empty for a full read.
 	spare []*snapshot.Manifest
-	// fullRead is when the last upload that read every file began, maybe this one.
+	// fullRead is when the last upload that read every file began.
 	fullRead time.Time
 }
 
@@ -54,8 +54,8 @@ func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEve
 	return b
 }
 
-// fullReadOf returns when the last upload that read every file began. A snapshot without the tag,
-// as Velero's, has read all.
+// fullReadOf returns fullRead by a snapshot's tag. A snapshot without it, as Velero's, has read
+// all.
 func fullReadOf(man *snapshot.Manifest) time.Time {
 	if read, err := time.Parse(time.RFC3339, man.Tags[tagFullRead]); err == nil {
 		return read

@@ -120,7 +120,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 
 // restoration writes the entries of a snapshot. A walk creates the folders. After each batchSize
 // entries it writes the files, pack by pack, then the attributes of complete folders. So a batch
-// requests each pack once, and bounds the memory. Kopia's own restore writes files by name.
+// requests each pack once. Kopia's own restore writes files by name.
 type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs
@@ -129,9 +129,8 @@ type restoration struct {
 	// leaves has this batch's files and links, folders the folders complete after it.
 	leaves  []leaf
 	folders []leaf
-	// held counts the bytes of extras in leaves.
-	extras packedReader
-	held   int
+	extras  packedReader
+	held    int
 }
 
 type leaf struct {
@@ -438,8 +437,8 @@ func (e *storedEntry) decode(to *snapshot.DirEntry) (err error) {
 	return nil
 }
 
-// readFolder reads the entries of a folder. Kopia's own view sets the times of subfolders to their
-// newest files' times.
+// readFolder reads a folder's entries. Kopia's own view gives subfolders the times of their newest
+// files.
 func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
 	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {

@@ -49,9 +49,9 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 // longestListing bounds a compared listing: some 20,000 files. Each folder in work may hold one.
 var longestListing int64 = 4 << 20
 
-// DirEntryOrNil implements snapshot.HasDirEntryOrNil, which Kopia's uploader calls before it lists
-// a folder. It ignores errors, as the uploader meets them again. The uploader verifies the returned
-// object: missing contents fail the upload.
+// DirEntryOrNil is called by Kopia's uploader before it lists a folder (snapshot.HasDirEntryOrNil).
+// It ignores errors, as the uploader meets them again. The uploader verifies the returned object:
+// missing contents fail the upload.
 func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
 	if d.in != nil {
 		d.stored = d.in.folders[d.name]
@@ -131,7 +131,7 @@ func cutListing(listing string) (files map[string]string, end string, ok bool) {
 }
 
 func listingEnd(summary *fs.DirectorySummary) string {
-	end, _ := json.Marshal(summary) // a summary always can be encoded
+	end, _ := json.Marshal(summary) // never fails
 	return string(end) + "}\n"
 }
 
@@ -254,7 +254,7 @@ func (e *volumeEntry) appendStored(b []byte) []byte {
 func appendName(b []byte, name string) []byte {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' || strings.IndexByte(`"\<>&`, c) >= 0 {
-			quoted, _ := json.Marshal(name) // a string always can be encoded
+			quoted, _ := json.Marshal(name) // never fails
 			return append(b, quoted...)
 		}
 	}

@@ -320,7 +320,6 @@ type listing struct {
 
 var listings = sync.Pool{New: func() any { return new(listing) }}
 
-// volumeIterator lists a folder in pieces.
 type volumeIterator struct {
 	handle
 	dir   *volumeDir

@@ -269,7 +269,7 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 	return true
 }
 
-// distrust removes the blobs read since the opening: the store's answers may have been wrong.
+// distrust removes the blobs read since the opening: the store may have lied.
 func (b *blobCache) distrust() {
 	if b == nil {
 		return

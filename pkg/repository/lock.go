@@ -18,14 +18,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// A location's lock is Kopia's retention. Kopia writes its packs, its indexes and kopia.repository
-// with it, and each full maintenance extends all of them. Other blobs have none: logs, and what
-// each maintenance rewrites.
+// A location's lock is the retention of Kopia's packs, indexes and kopia.repository, and each full
+// maintenance extends all of them. Other blobs have none: logs, and what each maintenance rewrites.
 //
-// Kopia keeps the retention in kopia.blobcfg, which the repository's key encrypts. Holdfast stores
-// none, and answers Kopia's read of it by the location's lock. Otherwise a writer of the store
-// could end the locks, and the key could not be changed (ErrRetention). A repository takes on a
-// lock, or another number of days, at its next opening. See docs/lock.md.
+// Holdfast stores no kopia.blobcfg, where Kopia keeps the retention, and answers Kopia's read of it
+// by the location's lock. So a writer of the store can't end the locks, the key can be changed
+// (ErrRetention), and a new lock counts from the next opening on. See docs/lock.md.
 
 // extendedAtOnce is the number of parallel listings, which extend locks one by one.
 const extendedAtOnce = 4
@@ -115,7 +113,7 @@ func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWri
 }
 
 // extendAll extends all locks. Kopia does so in a full maintenance, which does not run on a damaged
-// repository, whose other blobs stay locked all the same.
+// repository.
 func (r *Repository) extendAll(ctx context.Context) error {
 	if r.storage.locks == nil {
 		return nil

@@ -152,7 +152,7 @@ func (c *chooser) hasNamespace(matches func(string) bool) bool {
 	})
 }
 
-// itemOf returns an item of a resource. Each Velero Restore excludes resources that are never
+// itemOf returns an item of a resource. Velero's Restores all exclude resources that are never
 // restored.
 func itemOf(word string) *manifest.Item {
 	gr := schema.ParseGroupResource(word)

@@ -91,7 +91,6 @@ type chooser struct {
 	own     int
 }
 
-// isOwn reports whether an item is in one of Holdfast's namespaces, or is one.
 func (c *chooser) isOwn(item *manifest.Item) bool {
 	about := c.e.subject(item)
 	own := enginev1alpha1.OwnNamespaces(c.e.request.SystemNamespace)

@@ -26,8 +26,8 @@ func isVolume(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == volumeKind.kind
 }
 
-// decideVolume decides whether a restored claim keeps the name of its PersistentVolume, which the
-// graph orders before it. With a missing volume, or one bound elsewhere, it would stay Pending.
+// decideVolume decides whether a restored claim keeps the name of its PersistentVolume, which comes
+// before it in the graph. If that is missing, or bound elsewhere, the claim would stay Pending.
 func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about subject, content *unstructured.Unstructured) error {
 	name, _, _ := unstructured.NestedString(content.Object, "spec", "volumeName")
 	if !isClaim(item) || name == "" || e.hasData(item) || e.request.tenant() || about.namespace != item.Namespace {
@@ -45,7 +45,6 @@ func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about
 	return nil
 }
 
-// keeps reports whether a claim of this restore keeps its volume.
 func (e *execution) keeps(namespace, name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

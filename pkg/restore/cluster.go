@@ -108,7 +108,6 @@ func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstru
 	}, nil)
 }
 
-// patch applies a merge patch, which may have preconditions.
 func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
 	var patched *unstructured.Unstructured
 	request := func() *rest.Request {
@@ -197,7 +196,6 @@ func (c *cluster) page(ctx context.Context, k *kind, namespace string, params ma
 	return list.Items, list.Metadata.Continue, err
 }
 
-// write passes on the server's warnings.
 func (c *cluster) write(ctx context.Context, about subject, request func() *rest.Request, read func([]byte) error) error {
 	warnings, err := c.request(ctx, request, read)
 	if len(warnings) > 0 && c.warned != nil {

@@ -43,7 +43,6 @@ func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	return e.volumes[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}]
 }
 
-// hasData reports whether an object is a claim whose data is restored.
 func (e *execution) hasData(item *manifest.Item) bool {
 	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil && !e.keepsData[item]
 }
@@ -68,8 +67,8 @@ func (e *execution) holdBack(claim *manifest.Item) {
 	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name}, ofPod)
 }
 
-// holdBackUsers does so for a claim's users, for their owners, which would make them anew, and for
-// objects that may use it. A claim made by a pod has only that pod.
+// holdBackUsers does so for a claim's users, their owners, which would make them anew, and objects
+// that may use it. A claim made by a pod has only that pod.
 func (e *execution) holdBackUsers(claim manifest.Reference, ofPod bool) {
 	e.indexItems()
 	uses, mayUse := "uses the claim "+claim.Namespace+"/"+claim.Name, "may use the claim "+claim.Namespace+"/"+claim.Name

@@ -19,7 +19,6 @@ import (
 // Each cluster has its own default classes. A restored default beside them would change the result
 // for others, and two default IngressClasses serve nothing.
 
-// defaultMarks are the annotations of a default class.
 var defaultMarks = map[string][]string{
 	"storageclasses.storage.k8s.io":                 {"storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"},
 	"ingressclasses.networking.k8s.io":              {"ingressclass.kubernetes.io/is-default-class"},

@@ -19,7 +19,7 @@ import (
 const worthListing = 5
 
 // existing finds objects in lists, read page by page, since objects are asked for nearly in the
-// server's order. Memory holds a few pages of each list. An object out of order is read by itself.
+// server's order. Memory holds a few pages of each list. Objects out of order are read alone.
 type existing struct {
 	cluster *cluster
 

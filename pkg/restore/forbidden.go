@@ -25,7 +25,6 @@ const (
 	mayNotWrite = "the requester of the restore may not %s it"
 )
 
-// forbiddenObjects counts, by resource, objects that a tenant's requester may not write.
 type forbiddenObjects struct {
 	mu     sync.Mutex
 	counts map[string]int

@@ -22,9 +22,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// A backup may keep a claim's data as a snapshot in the storage of its volume. A restore makes a
-// new claim from it: a VolumeSnapshot in the claim's namespace is its source until the claim is
-// bound. If the data was moved too, it is used when the snapshot can't be.
+// A backup may keep a claim's data as a snapshot in the storage of its volume. A new claim is made
+// from it: a VolumeSnapshot in its namespace is its source until it is bound. If the data was moved
+// too, it is used when the snapshot can't be.
 
 // StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client,
 // except in tests.
@@ -146,7 +146,6 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	return found, nil
 }
 
-// modeOf returns the mode of a claim in the backup.
 func (e *execution) modeOf(ctx context.Context, item *manifest.Item) (string, error) {
 	content, err := e.Backup.Object(ctx, item)
 	if err != nil {
@@ -156,7 +155,6 @@ func (e *execution) modeOf(ctx context.Context, item *manifest.Item) (string, er
 	return cmp.Or(mode, string(corev1.PersistentVolumeFilesystem)), err
 }
 
-// from says which snapshot a claim is made from.
 func from(found snapshots.Found) string {
 	text := fmt.Sprintf("its data is the snapshot %s of the driver %s", found.Handle, found.Driver)
 	if found.ByHandle {
@@ -174,7 +172,6 @@ func (e *execution) createsClass(name string) bool {
 	return false
 }
 
-// planSnapshot says which data a planned claim gets, if it has a snapshot.
 func (e *execution) planSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (string, error) {
 	local := e.hasLocal(item)
 	if !local && !e.inStorage(item) {

@@ -96,7 +96,7 @@ type podHooks struct {
 	found []*hooked
 	// noted are the pods already seen: a pod refused by a webhook is decided about twice.
 	noted map[*manifest.Item]bool
-	// taken are the found pods; seen caches the pods of namespaces.
+	// taken are the found pods; seen caches pods by namespace.
 	taken  map[types.UID]bool
 	seen   map[string]seenPods
 	served map[types.UID]bool

@@ -30,13 +30,13 @@ const (
 	servedInterval = 100 * time.Millisecond
 )
 
-// Discovery is a part of a discovery client.
+// Discovery discovers the cluster's kinds.
 type Discovery interface {
 	ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
 	ServerResourcesForGroupVersionWithContext(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
 }
 
-// kinds has the kinds of the cluster. It is safe for concurrent use.
+// kinds is safe for concurrent use.
 type kinds struct {
 	discovery Discovery
 

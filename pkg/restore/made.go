@@ -54,7 +54,7 @@ type madeIn struct {
 	kinds     map[string]bool
 }
 
-// verdict is a problem of an object; without an event, reason is empty.
+// verdict has no reason without an event.
 type verdict struct {
 	about  subject
 	text   string

@@ -249,12 +249,11 @@ func (e *execution) leftOut(ctx context.Context, k *kind, item *manifest.Item, a
 	return actionNone, "", inits, e.namespaces.await(ctx, e, item, about)
 }
 
-// wish is an object as a restore wants it.
 type wish struct {
 	desired  *unstructured.Unstructured
 	status   map[string]any
 	warnings []string
-	// asWritten is false if the restore pauses a schedule.
+	// asWritten is false for a schedule that the restore pauses.
 	asWritten bool
 	// converted says that the cluster serves another version than the backup's, reworded that
 	// fields had to change for it.
@@ -313,7 +312,6 @@ func (e *execution) fitToCluster(ctx context.Context, k *kind, item *manifest.It
 	return nil
 }
 
-// warnOfWish reports intended differences from the backup.
 func (e *execution) warnOfWish(k *kind, item *manifest.Item, about subject, w *wish, a action) {
 	for _, warning := range w.warnings {
 		e.report.warn(about, warning)
@@ -480,7 +478,6 @@ func (e *execution) looksFirst(k *kind, about subject) bool {
 	return e.spec.PlanOnly || e.spec.VolumesOnly || e.groups[listKey{k.name(), about.namespace}] >= worthListing || e.namespaces.isInhabited(about.namespace)
 }
 
-// look reads an object, by a list if many of its kind are restored.
 func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
 	if k.promised {
 		return nil, nil
@@ -646,7 +643,6 @@ func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.U
 	}
 }
 
-// explain adds the next step to an error, if known.
 func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 	text := err.Error()
 	if converted {

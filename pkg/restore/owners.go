@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// ownersOf returns a function that finds the uids of an object's owners; "" for one restored later.
+// ownersOf returns a function for the uids of an object's owners; "" for one restored later.
 func (e *execution) ownersOf(item *manifest.Item) object.Owners {
 	return func(owner metav1.OwnerReference) (types.UID, bool) {
 		if e.later[[2]string{item.UID, string(owner.UID)}] && !e.mending {

@@ -188,7 +188,6 @@ func (e *execution) own(ctx context.Context, item *manifest.Item, about subject)
 	return e.setOwners(ctx, k, about, desired)
 }
 
-// setOwners sets the desired owners of an object that this restore made.
 func (e *execution) setOwners(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) error {
 	owners, found, _ := unstructured.NestedSlice(desired.Object, "metadata", "ownerReferences")
 	if !found {

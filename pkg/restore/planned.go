@@ -99,7 +99,6 @@ func (p *planned) problem(about subject, isError bool, text string) {
 	p.problems = append(p.problems, v1alpha1.PlannedProblem{Severity: severity, Resource: about.resource, Namespace: about.namespace, Name: about.name, Message: shortened(text)})
 }
 
-// decided notes the fate of an object, and of its volumes' data.
 func (p *planned) decided(e *execution, item *manifest.Item, about subject, a action, reason string) {
 	if p == nil {
 		return
@@ -118,7 +117,6 @@ func (p *planned) decided(e *execution, item *manifest.Item, about subject, a ac
 	}
 }
 
-// plannedVolumes tells the fate of the backup's data of a claim, or of a pod's volumes without one.
 func (e *execution) plannedVolumes(item *manifest.Item, about subject, a action, reason string) (rows []v1alpha1.PlannedRestoreVolume) {
 	fresh := a == actionCreate || a == actionRecreate
 	row := func(data v1alpha1.RestoredData, bytes int64, why string) *v1alpha1.PlannedRestoreVolume {

@@ -38,8 +38,7 @@ type report struct {
 	results          format.Results
 	room             int
 	errors, warnings int32
-	// toldErrors and toldWarnings are the first ones, for the status; home is the restore's
-	// namespace.
+	// toldErrors and toldWarnings are the first, for the status; home is the restore's namespace.
 	toldErrors, toldWarnings format.Told
 	home                     string
 	// told is given each error and warning. Optional.

@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is a part of a location.
+// Store reads and writes a location.
 type Store interface {
 	Create(ctx context.Context, key string, data []byte) error
 	Put(ctx context.Context, key string, data []byte) error

@@ -27,12 +27,9 @@ import (
 
 const (
 	terminatingTimeout = 2 * time.Minute
-	// accountTimeout bounds the time until a new namespace has the ServiceAccount default.
-	accountTimeout = 30 * time.Second
-	// endpointsTimeout bounds the time until a webhook's or an aggregated API's Service has an
-	// endpoint.
-	endpointsTimeout = 2 * time.Minute
-	pollInterval     = 500 * time.Millisecond
+	accountTimeout     = 30 * time.Second
+	endpointsTimeout   = 2 * time.Minute
+	pollInterval       = 500 * time.Millisecond
 )
 
 var (
@@ -203,7 +200,6 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	return nil
 }
 
-// awaitAccount waits for a namespace's default account, which pods need.
 func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 	waiting := waits.For(ctx, namespace, fmt.Sprintf("the ServiceAccount default in %s, without which no pod can be created", namespace))
 	defer waiting.End()
@@ -241,7 +237,6 @@ func (e *execution) await(ctx context.Context, node *graph.Node) error {
 	return nil
 }
 
-// define notes the kinds of a definition.
 func (e *execution) define(content *unstructured.Unstructured) {
 	if e.spec.PlanOnly {
 		e.kinds.promise(content)

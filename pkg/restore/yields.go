@@ -142,7 +142,6 @@ func withoutPorts(spec map[string]any, refusal string) (left []string) {
 	return left
 }
 
-// classYields makes a PriorityClass not the default if another is.
 func classYields(class *unstructured.Unstructured, refusal string) (left []string) {
 	if class.Object["globalDefault"] != true || !strings.Contains(refusal, "already marked as default") {
 		return nil
@@ -185,7 +184,6 @@ func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	return slices.Compact(left)
 }
 
-// withoutDefaults removes resources that a LimitRange had added, by its annotation.
 func withoutDefaults(pod *unstructured.Unstructured) (left []string) {
 	annotations := pod.GetAnnotations()
 	said := annotations[limitRanger]

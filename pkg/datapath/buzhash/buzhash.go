@@ -44,7 +44,6 @@ func (s *Splitter) NextSplitPoint(b []byte) int {
 	from, to := max(least-1-s.length, 0), min(Most-s.length, len(b))
 	at := -1
 	if from < min(window, to) {
-		// This window begins in earlier bytes.
 		var seam [2 * window]byte
 		copy(seam[:], s.tail[:])
 		end := window + copy(seam[window:], b[:to])

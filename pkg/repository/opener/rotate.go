@@ -67,7 +67,7 @@ func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stor
 			return err
 		}
 	}
-	// The present key first; after a paused process a former may fit.
+	// The present key first; after a paused process a former one may fit.
 	err = repository.ErrWrongKey
 	for _, from := range append([]repository.Key{key}, others...) {
 		if err = repository.ChangeKey(ctx, where, namespace, from, next); !errors.Is(err, repository.ErrWrongKey) {

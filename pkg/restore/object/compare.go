@@ -42,9 +42,9 @@ type Decision struct {
 	Differs []string
 	// Besides are the sorted paths of fields that only the live object has.
 	Besides []string
-	// Kept are fields of both that an update leaves, with the reason.
+	// Kept are the fields of Differs and Besides that an update leaves, with reasons.
 	Kept []string
-	// Immutable are fields of both that can't be changed.
+	// Immutable are the fields of Differs and Besides that can't be changed.
 	Immutable []string
 	// Patch is a JSON merge patch for Update. It fails if the object has changed since it was read.
 	Patch []byte

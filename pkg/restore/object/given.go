@@ -57,7 +57,6 @@ const (
 	all
 )
 
-// given returns a function for how much of a live object's field is the cluster's.
 func given(live *unstructured.Unstructured) func(path string, value any) part {
 	gk := live.GroupVersionKind().GroupKind()
 	fields := givenFields[gk.String()]

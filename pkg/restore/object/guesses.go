@@ -86,7 +86,6 @@ func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	return found
 }
 
-// isMapped reports whether a namespace is mapped and no target.
 func (r *Rules) isMapped(namespace string) bool { return slices.Contains(r.left, namespace) }
 
 func (m *mentions) add(at, namespace string) {

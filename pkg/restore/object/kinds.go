@@ -112,7 +112,6 @@ func nested(object map[string]any, path ...string) map[string]any {
 	return fields
 }
 
-// without drops elements of a list, and an empty list.
 func without(object map[string]any, field string, drop func(element map[string]any) bool) {
 	elements, ok := object[field].([]any)
 	if !ok {
@@ -271,7 +270,6 @@ func (c *change) askedPorts() *askedPorts {
 // labelSnapshot is also an annotation.
 const labelSnapshot = "velero.io/volume-snapshot-name"
 
-// claim removes a claim's binding, unless it keeps its volume.
 func (c *change) claim() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {

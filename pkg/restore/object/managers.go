@@ -16,12 +16,11 @@ import (
 // program.
 var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "k3s", "rke2"}
 
-// manager is a field manager whose fields belong to the cluster.
 type manager struct {
 	name string
 	// decides says that it would write its values again.
 	decides bool
-	// scales says that it is the controller of HorizontalPodAutoscalers.
+	// scales says that it scales for HorizontalPodAutoscalers.
 	scales bool
 	// holds says that it manages the field itself; below are its managed fields below.
 	holds bool

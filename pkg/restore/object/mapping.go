@@ -48,7 +48,6 @@ func (c *change) mapNamespace(resource schema.GroupResource) {
 	c.warn("it still names %s, whose objects are restored into another namespace, at %s%s", names, at, more)
 }
 
-// mapApplied maps kubectl's copy of the configuration.
 func (c *change) mapApplied(gk schema.GroupKind, resource schema.GroupResource, namespace string) {
 	annotations := nested(c.object.Object, "metadata", "annotations")
 	applied := text(annotations, corev1.LastAppliedConfigAnnotation)

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// comparison compares the live and the desired object, and the probe's answer, if any.
 type comparison struct {
 	immutable func(path string) bool
 	given     func(path string, value any) part
@@ -165,7 +164,7 @@ func (c *comparison) mergeWhole(whole bool, at string, live, desired, put map[st
 
 const retainKeys = "retainKeys"
 
-// member returns how lists in a field are merged, or nil, and whether its fields belong together.
+// member returns how lists in a field are merged, and whether its fields belong together.
 func member(meta strategicpatch.LookupPatchMeta, field string) (strategicpatch.LookupPatchMeta, bool) {
 	if meta == nil {
 		return nil, false

@@ -51,7 +51,6 @@ func unmesh(pod *unstructured.Unstructured) {
 	}
 }
 
-// istioUser is the group that Istio gives a pod's volumes.
 const istioUser = 1337
 
 // istio undoes Istio's injection: its container's environment has the replaced values.

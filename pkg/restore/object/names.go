@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// naming maps a name that contains a namespace.
 type naming func(r *Rules, name string) string
 
 // place is a field that names a namespace, in all elements of lists on the way.
@@ -139,7 +138,6 @@ func below(path string, of []place) (moved []place) {
 	return moved
 }
 
-// matches returns the places in Kyverno's match blocks.
 func matches(path string) (found []place) {
 	for _, among := range []string{path, path + ".any", path + ".all"} {
 		found = append(found, place{among + ".resources.namespaces", aNamespace}, place{among + ".subjects.namespace", aNamespace}, place{among + ".subjects.name", anAccount})

@@ -114,7 +114,7 @@ func TemplateOf(o *unstructured.Unstructured) string {
 	return string(sum[:])
 }
 
-// TemplateToMake returns the digest of the template of which a Deployment's controller makes a
+// TemplateToMake returns the digest of the template from which a Deployment's controller makes a
 // ReplicaSet. A paused Deployment makes none.
 func TemplateToMake(deployment *unstructured.Unstructured) string {
 	if paused, _, _ := unstructured.NestedBool(deployment.Object, "spec", "paused"); paused {

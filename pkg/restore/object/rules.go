@@ -256,7 +256,6 @@ func (c *change) removeNames(field string, names []string) {
 	removeNames(c.object.Object, field, names)
 }
 
-// removeNames removes entries of metadata, and an empty map.
 func removeNames(object map[string]any, field string, names []string) {
 	metadata, _ := object["metadata"].(map[string]any)
 	entries, ok := metadata[field].(map[string]any)

@@ -88,7 +88,6 @@ func isNamed(names []string, name string) bool {
 	})
 }
 
-// consulOriginal is Consul's annotation with the original pod.
 const consulOriginal = "consul.hashicorp.com/original-pod"
 
 // consul restores containers' probes and variables, and Prometheus' annotations, from Consul's

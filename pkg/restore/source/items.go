@@ -208,7 +208,6 @@ func (c *collector) shared(labels map[string]string) map[string]string {
 	return copied
 }
 
-// sort sorts the items, and refuses duplicates.
 func (c *collector) sort() error {
 	if !slices.IsSortedFunc(c.items, manifest.Compare) {
 		slices.SortFunc(c.items, manifest.Compare)

@@ -66,7 +66,6 @@ func comparePlaces(a, b *manifest.Item) int {
 	return cmp.Or(cmp.Compare(a.Place.Member, b.Place.Member), cmp.Compare(a.Place.Offset, b.Place.Offset))
 }
 
-// parts groups items by request.
 func parts(wanted []*manifest.Item) [][]*manifest.Item {
 	var parts [][]*manifest.Item
 	for i, item := range wanted {
@@ -153,7 +152,7 @@ func (b *Backup) find(entries *archive.Reader, item *manifest.Item, buffer *byte
 	}
 }
 
-// decode reads an object, which must be its item's.
+// decode reads an object, and refuses another than its item's.
 func (b *Backup) decode(item *manifest.Item, raw []byte) (*unstructured.Unstructured, error) {
 	digest := b.tarball.Digest
 	if b.others != nil { // the tarball was read in place of the manifest

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is a part of a store.
+// Store reads a store.
 type Store interface {
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)

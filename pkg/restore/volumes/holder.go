@@ -94,7 +94,6 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 	return pod, nil
 }
 
-// fit sets the waiting container's resources by its namespace's limits.
 func (r *Restorer) fit(ctx context.Context, namespace string, container *corev1.Container, alone bool) error {
 	ranges, err := r.Kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -68,7 +68,6 @@ func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.Pe
 	return errors.Join(err, r.release(ctx, live))
 }
 
-// holdUntilBound lets a pod use the claim until it is bound.
 func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) error {
 	for {
 		holding, stop := context.WithCancelCause(ctx)
@@ -111,7 +110,6 @@ func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeCl
 	return nil
 }
 
-// bound reports whether a claim is bound within a time.
 func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.PersistentVolumeClaim, patience time.Duration) (bool, error) {
 	for since := r.Clock.Now(); ; {
 		live, err := r.live(ctx, claim)

@@ -31,7 +31,6 @@ import (
 )
 
 const (
-	// recheck is the interval of looks at a waited-for volume.
 	recheck    = 10 * time.Second
 	dataVolume = "data"
 )
@@ -414,7 +413,6 @@ func (r *Restorer) know(record *enginev1alpha1.VolumeRestore, about string) {
 	}
 }
 
-// observe takes over a record's state.
 func (r *Restorer) observe(record *enginev1alpha1.VolumeRestore, deleted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -102,7 +102,6 @@ func New(config Config) *Reader {
 // Run closes unused repositories until ctx ends.
 func (r *Reader) Run(ctx context.Context) { r.shared.Run(ctx) }
 
-// volumeKey identifies a backup's volume at a location, as configured.
 type volumeKey struct {
 	location   types.UID
 	generation int64
@@ -124,7 +123,6 @@ type volume struct {
 	files *datapath.Files
 }
 
-// open returns the volume's files, the same in every opening of the repository.
 func (v *volume) open(ctx context.Context, r *repository.Repository) (*datapath.Files, error) {
 	v.mu.Lock()
 	files := v.files
