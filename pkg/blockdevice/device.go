@@ -33,8 +33,8 @@ type Device struct {
 	size   int64
 }
 
-// Open connects to the server in a folder, which may be starting. The folder's owner is not
-// trusted: no link from it is followed.
+// Open connects to the server in a folder, which may be starting. It follows no link from the
+// folder, whose owner is not trusted.
 func Open(ctx context.Context, folder string) (*Device, error) {
 	d := &Device{client: clientOf(folder)}
 	limited, cancel := context.WithTimeout(ctx, startTimeout)

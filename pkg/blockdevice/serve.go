@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package blockdevice serves a block device over a socket, and reads and writes it there. An
-// unprivileged pod serves its own volume's device: the kubelet lets it open no other. The node
-// agent may open no devices, and finds the socket in an emptyDir of the pod.
+// unprivileged pod serves its own volume's device, the only one that the kubelet lets it open. The
+// node agent may open no devices, and finds the socket in the pod's emptyDir.
 //
 // The protocol is HTTP: GET reads a range, PUT writes one, DELETE makes one zeros, POST writes all
 // to the disk.
@@ -30,8 +30,8 @@ const (
 	contentRange = "Content-Range"
 )
 
-// Serve serves a device at a socket in a folder until ctx ends. A request for a device that can't
-// be opened gets the reason; the next tries again.
+// Serve serves a device at a socket in a folder until ctx ends. If the device can't be opened, a
+// request gets the reason, and the next tries again.
 func Serve(ctx context.Context, folder, device string, writable bool) error {
 	path := filepath.Join(folder, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls counts the kernel's calls for a volume's files. On a hanging disk or server they never
-// return, and can only be noticed. A network file system answers statfs from its server, which
-// shows that a long call is served; a disk's answers from memory, which proves nothing.
+// calls counts the kernel's calls for a volume's files, since on a hanging disk or server they
+// never return. A network file system answers statfs from its server, which shows that a long call
+// is served; a disk's answers from memory, which proves nothing.
 type calls struct {
 	begun, returned atomic.Int64
 	syncing         atomic.Uint64
@@ -40,7 +40,7 @@ func (p *Progress) Call(do func()) {
 }
 
 // Calls reports whether a call is pending, and counts returned calls and the server's answers.
-// While a call is pending, it also asks the files' server.
+// While one is pending, it also asks the server.
 func (p *Progress) Calls() (waiting bool, answers int64) {
 	answers = p.calls.returned.Load()
 	waiting = p.calls.begun.Load() > answers
@@ -68,7 +68,6 @@ func (c *calls) ask() {
 	}()
 }
 
-// hasServer reports whether statfs of the folder asks a server.
 func hasServer(folder *os.File) bool {
 	stat, err := filesystem(folder)
 	if err != nil {
@@ -98,7 +97,7 @@ var (
 	syncfs  = unix.Syncfs
 )
 
-// completed returns a device's finished reads, writes and flushes; 0 and false without statistics.
+// completed returns a device's finished reads, writes and flushes; false without statistics.
 func completed(device uint64) (sum int64, ok bool) {
 	text, err := os.ReadFile(fmt.Sprintf("%s/%d:%d/stat", devices, unix.Major(device), unix.Minor(device)))
 	if err != nil {
@@ -113,8 +112,8 @@ func completed(device uint64) (sum int64, ok bool) {
 	return sum, sum > 0
 }
 
-// sync writes the whole file system to its disk, however long that takes. It counts as hanging only
-// while neither the device works nor the server answers, and not at all if both are unknown.
+// sync writes the whole file system to its disk, however long that takes. It counts as hanging
+// while neither the device works nor the server answers, but not if both are unknown.
 func (h handle) sync() error {
 	stat, err := h.stat()
 	if err != nil {

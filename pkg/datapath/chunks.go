@@ -18,10 +18,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath/buzhash"
 )
 
-// inPlaceSplitter cuts files that are written in place every MiB, chosen by their names. Others are
-// cut by content, so that moved data is found again. In disk images and databases nothing moves: a
-// fixed size halves CPU time and memory, and a changed block costs 1 MiB, not 4 or more. A file
-// that changes its splitter is stored anew once.
+// inPlaceSplitter cuts files that are written in place every MiB, by their names. Others are cut by
+// content, so that moved data is found again. In disk images and databases nothing moves: a fixed
+// size halves CPU time and memory, and a changed block costs 1 MiB, not 4. A file that changes its
+// splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
 var inPlaceExtensions = func() []string {
@@ -44,8 +44,7 @@ func isInPlace(name string) bool {
 
 // chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
 // splitter by folder, but compression by kind of file. So uploadPolicy marks these files by
-// disabling their compression, and they are compressed here. Other files without compression are
-// too small for it.
+// disabling their compression, and they are compressed here.
 type chunker struct {
 	repo.RepositoryWriter
 	byContent bool // the repository's splitter is buzhash.Name
@@ -93,8 +92,8 @@ const smallFile = 64 << 10
 
 var beginnings = sync.Pool{New: func() any { return new([smallFile]byte) }}
 
-// fileWriter keeps the beginning of a file, and stores a small file itself: goroutines for a large
-// file's pieces would cost as much as the file. The stored objects are the same.
+// fileWriter stores a small file itself, since goroutines for a large file's pieces would cost as
+// much as the file. The stored objects are the same.
 type fileWriter struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions

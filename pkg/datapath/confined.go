@@ -137,8 +137,8 @@ func (c *confined) handle(path string, flags int) (handle, error) {
 
 const newFileMode = 0o600
 
-// handle is an open file or folder; an os.File would cost as much as a small file. It is closed
-// once, when no goroutine uses it.
+// handle is an open file or folder, cheaper than an os.File, which costs as much as a small file.
+// It is closed once, when no goroutine uses it.
 type handle struct {
 	fd    int
 	path  string
@@ -212,8 +212,8 @@ func (h handle) chmod(mode fs.FileMode) error {
 	return h.do("chmod", func() error { return unix.Fchmod(h.fd, bits) })
 }
 
-// setTime sets the times of an open file or folder. File systems that set them by the open file
-// have then written all earlier data; cp and tar rely on it, too.
+// setTime sets the times of an open file or folder. File systems have then written all its earlier
+// data; cp and tar rely on it, too.
 func (h handle) setTime(t time.Time) error {
 	at := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{at, at}

@@ -49,9 +49,9 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 	return all, nil
 }
 
-// DeleteSnapshots deletes snapshots by Kopia's ids, with their extras unless a remaining snapshot
-// shares them. Missing ids count as deleted; manifests of other types stay. Maintenance frees the
-// space later, which disturbs no restore.
+// DeleteSnapshots deletes snapshots by Kopia's ids, with extras that no remaining snapshot shares.
+// Missing ids count as deleted; manifests of other types stay. Maintenance frees the space later,
+// which disturbs no restore.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	all, err := Snapshots(ctx, r)

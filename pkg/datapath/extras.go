@@ -31,9 +31,8 @@ import (
 )
 
 // Kopia stores no extended attributes (access control lists, capabilities) and no hard links. A
-// second snapshot has these extras: a line of JSON for each file or folder that has some. The
-// volume's snapshot has its id as tagExtras; Kopia's tools and Velero restore the volume without
-// it.
+// second snapshot has these: a line of JSON for each file or folder that has some. The volume's
+// snapshot has its id as tagExtras; Kopia's tools and Velero restore the volume without it.
 
 type extra struct {
 	Attributes map[string][]byte `json:"attributes,omitempty"`
@@ -127,8 +126,8 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	return x.add(rel, found)
 }
 
-// number returns the same number for all names of a file, in each backup of a volume. The root's
-// device number may change with a mount, so it does not count.
+// number returns the same number for all names of a file, in each backup. The root's device number
+// may change with a mount, so it does not count.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)

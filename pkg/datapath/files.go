@@ -81,7 +81,7 @@ func describeFile(e *snapshot.DirEntry) StoredFile {
 }
 
 // Files reads the files of a snapshot. It remembers some folders, so that a walk finds each file at
-// once. It is safe for concurrent use, and works with a repository that was opened again.
+// once. It is safe for concurrent use, also with a reopened repository.
 //
 // A hostile agent may have written the snapshot: folders are read as a stream, with memory for one
 // entry.
@@ -177,7 +177,6 @@ func (f *Files) remember(path string, folder *snapshot.DirEntry) {
 	f.folders[path] = folder
 }
 
-// noFolder returns the error for a path through a file or link.
 func (f *Files) noFolder(ctx context.Context, r *repository.Repository, at *snapshot.DirEntry, elements []string) error {
 	if at.Type != snapshot.EntryTypeSymlink {
 		return fmt.Errorf("%w: %q is no folder", ErrFileKind, shown(elements))

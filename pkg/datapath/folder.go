@@ -90,9 +90,9 @@ func mountID(fd int) (string, error) {
 // Folder is the place of a volume on this node.
 type Folder struct {
 	Path string
-	// Root is the folder or one above it. No link below it is followed: users that write below a
-	// root of hostPath volumes could lead elsewhere. It is empty for the kubelet's folders, where
-	// only the node's administrator writes.
+	// Root is the folder or one above it. No link below it is followed: users may write below a
+	// root of hostPath volumes. It is empty for the kubelet's folders, where only the node's
+	// administrator writes.
 	Root string
 	// IsMount checks that the volume is mounted; nil if it need not be.
 	IsMount MountProbe

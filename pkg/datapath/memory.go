@@ -25,8 +25,8 @@ const (
 // Memory divides the memory of a process: half for open files, the rest for volumes and the packs
 // of restores.
 //
-// An open file has a turn. Each volume of a Manager has one of its own, so that a volume with
-// hanging files stops no other. Other turns are shared, first come, first served.
+// An open file has a turn. Each volume of a Manager has one of its own, so that hanging files stop
+// no other volume. Other turns are shared, first come, first served.
 type Memory struct {
 	// Volumes bounds the volumes in work.
 	Volumes int

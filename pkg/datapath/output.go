@@ -31,7 +31,7 @@ import (
 
 // output writes a snapshot below a folder. Unlike Kopia's own output,
 //   - it never leaves the folder, even if a pod puts links there;
-//   - it removes a file in the way, which may be open or a link, instead of writing to it;
+//   - it removes a file in the way, which may be open or a link;
 //   - a file without its owner gets no setuid bits;
 //   - a folder keeps its own time;
 //   - hard links and attributes come back;
@@ -51,9 +51,8 @@ type output struct {
 	most   int64
 
 	mu sync.Mutex
-	// written has the first name of each file with several, by its number. Names with different
-	// contents are separate files: others has their first names by content. links are the other
-	// names, created at the end.
+	// written has the first name of each file with several, by its number; others those with
+	// another content, which are separate files. links are the other names, created at the end.
 	written map[int]firstName
 	others  map[firstOther]int
 	links   []link
@@ -220,8 +219,8 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 	return err
 }
 
-// besideName is stable, so that a repetition replaces the rest of an attempt. It differs by
-// snapshot: a later one may contain such a rest.
+// besideName is stable, so that a repetition replaces the rest of an attempt, and differs by
+// snapshot, which may contain such a rest.
 func (o *output) besideName(rel string) string {
 	sum := sha256.Sum256([]byte(o.snapshot + "/" + rel))
 	return path.Join(path.Dir(rel), ".holdfast-restore-"+hex.EncodeToString(sum[:8]))

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// racy is the minimum time between a file's last change and the start of a snapshot that spares
-// reading it. File systems keep times in units of up to two seconds, which hide a second change.
+// racy is the minimum time between a file's last change and a snapshot that spares reading it: file
+// systems keep times in units of up to two seconds, which hide a second change.
 var racy = 2 * time.Second
 
 type basis struct {
@@ -32,7 +32,7 @@ type basis struct {
 }
 
 // basisOf returns the basis of an upload that begins now, from the newest complete snapshot and
-// checkpoint, both optional. For a full read, only a checkpoint of a full read counts.
+// checkpoint, if any. For a full read, only a checkpoint of one counts.
 func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEvery time.Duration) basis {
 	spares := func(man *snapshot.Manifest) bool {
 		if man == nil {

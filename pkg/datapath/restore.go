@@ -119,8 +119,8 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 }
 
 // restoration writes the entries of a snapshot. A walk creates the folders. After each batchSize
-// entries it writes the files, pack by pack, then the attributes of complete folders. So a batch
-// requests each pack once. Kopia's own restore writes files by name.
+// entries it writes the files, pack by pack, so that a pack is requested once, then the attributes
+// of complete folders. Kopia's own restore writes files by name.
 type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs

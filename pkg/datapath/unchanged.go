@@ -23,9 +23,8 @@ import (
 
 // Most folders are unchanged since the last snapshot, and decoding and encoding their entries takes
 // as long as listing their files. So a folder without subfolders is compared before Kopia's
-// uploader visits it. If its listing (name, type, mode, size, time and owner of each file) would
-// equal the last byte for byte, that object is used again. Otherwise the uploader continues with
-// the entries listed so far, file by file.
+// uploader visits it. If its listing would equal the last byte for byte, that object is used again.
+// Otherwise the uploader continues with the entries listed so far.
 
 type lastSnapshot struct {
 	repository repo.Repository
@@ -50,8 +49,7 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 var longestListing int64 = 4 << 20
 
 // DirEntryOrNil is called by Kopia's uploader before it lists a folder (snapshot.HasDirEntryOrNil).
-// It ignores errors, as the uploader meets them again. The uploader verifies the returned object:
-// missing contents fail the upload.
+// It ignores errors, as the uploader meets them again. The uploader verifies the returned object.
 func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
 	if d.in != nil {
 		d.stored = d.in.folders[d.name]

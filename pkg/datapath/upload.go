@@ -257,8 +257,8 @@ const (
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
-// partsAbove is the size of the parts in which a larger file is uploaded in parallel. Each part
-// waits for the store after each pack of some 20 MB. Parallel uploads bound the packs in memory.
+// partsAbove is the size of the parts in which a larger file is uploaded in parallel. Each waits
+// for the store after a pack of some 20 MB. Parallel uploads bound the packs in memory.
 const partsAbove = 128 << 20
 
 func uploadPolicy() *policy.Tree {
@@ -305,7 +305,7 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 
 // earlierAttempts returns the record's snapshots by agents that stopped before reporting them.
 // Later ones are another agent's, and stay: this agent may have been paused. Other records of the
-// same path and backup stay, since a pod may have a volume and a claim of one name.
+// path and backup stay, since a pod may have a volume and a claim of one name.
 func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
 	if record == "" {
 		return nil, nil

@@ -190,8 +190,8 @@ func modeOf(bits uint32) os.FileMode {
 	return mode
 }
 
-// isStill reports whether mode, owner, size and time are unchanged since the listing. Parts of a
-// large file open it again. The inode does not count: some file systems give a file several.
+// isStill reports whether mode, owner, size and time are unchanged since the listing. The inode
+// does not count: some file systems give a file several.
 func (e *volumeEntry) isStill(read *unix.Stat_t) bool {
 	now := newVolumeEntry(e.volume, e.in, e.name, read)
 	now.recent = e.recent // a new hard link is no change
@@ -280,8 +280,8 @@ func (d *volumeDir) below(name string) string {
 	return d.path + "/" + name
 }
 
-// longestPath bounds a path in a volume, at twice Linux's PATH_MAX. Each folder in work holds its
-// entries' paths, so endlessly nested folders would exhaust the memory.
+// longestPath bounds a path, at twice Linux's PATH_MAX. Each folder in work holds its entries'
+// paths, so endlessly nested folders would exhaust the memory.
 const longestPath = 8 << 10
 
 var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so deep, or give its folders shorter names", longestPath)
@@ -312,7 +312,7 @@ func (d *volumeDir) present(e volumeEntry) fs.Entry {
 }
 
 // listing is a reused buffer: package os allocates several objects a file, the main cost of small
-// or unchanged files. Each folder on the current path has one, so it is small.
+// or unchanged files. It is small, since each folder on the current path has one.
 type listing struct {
 	entries [8 << 10]byte
 	names   [namesSpace]byte
@@ -529,7 +529,7 @@ func (r *volumeReader) Close() error {
 }
 
 // errVanished means that an entry was removed or replaced after it was listed. Only the volume's
-// reader may return it: a missing folder of the repository fails with the same errors.
+// reader returns it: a missing folder of the repository fails with the same errors.
 var errVanished = errors.New("vanished from the volume")
 
 func markVanished(err error) error {

@@ -5,9 +5,8 @@
 // snapshots that no backup needs, and lets Kopia reclaim the space. docs/design/maintenance.md says
 // why nothing needed is removed.
 //
-//   - One process at a time maintains a repository, by a Lease. An overlap after a pause is harmless.
-//   - No snapshot of a listed backup is removed, and no content that an upload or restore needs.
-//   - A repository is opened once, however many backups are deleted.
+// One process at a time maintains a repository, by a Lease. An overlap after a pause is harmless. A
+// repository is opened once, however many backups are deleted.
 package maintenance
 
 import (

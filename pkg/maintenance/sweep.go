@@ -190,8 +190,8 @@ const (
 )
 
 // ofVolumes returns the snapshots of deleted volumes, by the changes beside their backups, and the
-// number of unreadable backups. A deleted backup has its own removal. Reading a backup once
-// suffices: changes were stored before the removals were listed.
+// number of unreadable backups. A deleted backup has its own removal. A backup is read once:
+// changes were stored before the removals were listed.
 func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []string, waiting int, err error) {
 	data, err := s.content(ctx, object)
 	switch {
@@ -361,8 +361,7 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 }
 
 // mayBeUnlisted reports whether a stored backup may have unlisted snapshots: of a failed volume, of
-// another attempt at a volume, or saved after the backup's end. It spares reading most backups'
-// lists.
+// another attempt, or saved after the backup's end. It spares reading most lists.
 func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 	if backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
 		return true
@@ -384,8 +383,8 @@ func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 }
 
 // unlisted returns the snapshots that a stored backup does not list: an agent was killed before it
-// reported one, or reported it too late. The list counts if this cluster signed its digest, and if
-// all of its snapshots exist: a repair by Kopia would have replaced them under other ids.
+// reported one, or reported it too late. The list counts if this cluster signed its digest and all
+// of its snapshots exist: a repair by Kopia would have changed their ids.
 func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *v1alpha1.Backup, its []datapath.Snapshot) (ids []string, err error) {
 	origin := backup.Status.Origin
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || backup.Status.CompletionTimestamp.IsZero() {

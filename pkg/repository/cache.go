@@ -32,11 +32,10 @@ const (
 )
 
 // Cache keeps on disk the blobs that uploads read repeatedly: indexes, and packs with folder
-// listings. All repositories of a node, and the next process, share it.
+// listings. All repositories of a node, and the next process, share it. See docs/node-agent.md.
 //
 //   - Its files, also unfinished ones, take at most its limit; the blob unread for longest makes room.
 //     Two processes in one folder take at most twice the limit.
-//   - Blobs are encrypted as in the store, and no file contents are kept.
 //   - A blob's checksum is verified before an opened repository uses it. A damaged one is read from
 //     the store. Later damage fails a read, since Kopia authenticates what it decrypts.
 //   - After any failure here the store is read.

@@ -167,8 +167,8 @@ func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	return shortenEpochs(ctx, staged.blobs[format.KopiaRepositoryBlobID], key)
 }
 
-// Each upload writes an index or two, which each opening reads until a maintenance joins the
-// indexes of an epoch. That needs two later epochs, of a day in Kopia.
+// Each upload writes an index or two, which each opening reads until a maintenance joins an
+// epoch's. That needs two later epochs, of a day in Kopia.
 const (
 	minEpoch = 6 * time.Hour
 	// rangeEpochs are joined again: a week, as Kopia's default.

@@ -20,9 +20,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Kopia knows only the indexes that the store lists. Data that only a lost index names is unknown,
-// and the next full maintenance removes its packs. So each maintenance notes the indexes that it
-// leaves, and the next does nothing if one is missing unreplaced. See docs/maintenance.md.
+// Kopia knows only the indexes that the store lists: it does not know data that only a lost index
+// names, and the next full maintenance removes its packs. So each maintenance notes the indexes
+// that it leaves, and the next does nothing if one is missing unreplaced (docs/maintenance.md).
 
 // ErrIndexLost: the store lacks indexes that the last maintenance left.
 var ErrIndexLost = errors.New("the store has lost indexes of the repository")

@@ -65,8 +65,8 @@ const (
 // newRepositoryOptions returns the options of a namespace's new repository.
 //
 // If a store ignores the condition of a write, the later of two initialisations wins, and random
-// inner keys would make earlier data unreadable. So a generated key determines the inner keys. A
-// chosen key is too weak for that, and keeps random ones.
+// inner keys would make earlier data unreadable. So a generated key determines them. A chosen key
+// is too weak for that.
 func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
 	opts := &repo.NewRepositoryOptions{
 		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},

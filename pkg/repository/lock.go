@@ -22,14 +22,14 @@ import (
 // maintenance extends all of them. Other blobs have none: logs, and what each maintenance rewrites.
 //
 // Holdfast stores no kopia.blobcfg, where Kopia keeps the retention, and answers Kopia's read of it
-// by the location's lock. So a writer of the store can't end the locks, the key can be changed
-// (ErrRetention), and a new lock counts from the next opening on. See docs/lock.md.
+// by the location's lock. So a writer of the store can't end the locks, and the key can be changed
+// (ErrRetention). A new lock counts from the next opening on. See docs/lock.md.
 
 // extendedAtOnce is the number of parallel listings, which extend locks one by one.
 const extendedAtOnce = 4
 
 // leastLocked is the part of a lock that a full maintenance leaves to each blob. Kopia offers it
-// all blobs every day, and one locked for longer is left alone.
+// all blobs every day; one locked for longer is left alone.
 func leastLocked(period time.Duration) time.Duration { return period / 4 * 3 }
 
 // lockBlobs prepares the answer to Kopia's read of kopia.blobcfg. It does nothing without a lock.
@@ -87,8 +87,8 @@ func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob
 	})
 }
 
-// extendLocks has Kopia's full maintenance extend the locks, if the location has one, by the
-// repository's parameters. They stay: without a lock, Kopia has nothing to extend.
+// extendLocks has Kopia's full maintenance extend the locks, if the location has one. The
+// parameters for that stay: without a lock, Kopia has nothing to extend.
 func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	r.storage.lockedUntil.clear()
 	r.storage.unextended.Store(nil)

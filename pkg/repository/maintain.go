@@ -59,7 +59,7 @@ type Maintenance struct {
 
 // Maintain runs Kopia's maintenance, full if due, else quick. By Kopia's safety intervals, uploads
 // and restores may run meanwhile. The caller ensures that only one process maintains the
-// repository. It does nothing if an index is lost. After an error the result has the work before
+// repository. If an index is lost, it does nothing. After an error the result has the work before
 // it.
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)

@@ -17,8 +17,8 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// Kopia trusts its index: it writes no content again that the index names, and does not read its
-// file, even if the pack is lost. So the index is compared with the store's listing.
+// Kopia trusts its index: even if the pack is lost, it does not write a content again that the
+// index names, nor read its file. So the index is compared with the store's listing.
 
 const (
 	believedFor = 2 * time.Minute
@@ -62,9 +62,9 @@ type comparison struct {
 	at      time.Time
 }
 
-// Missing compares the packs of the index with the store's listing, with a request for a thousand
-// packs, at most every two minutes. It asks by name for packs that the listing lacks, since it may
-// lag. The index is read first, and packs precede their index, so a new pack is never missing.
+// Missing compares the packs of the index with the store's listing, a thousand packs a request, at
+// most every two minutes. It asks by name for packs that the listing lacks, since it may lag. The
+// index is read first, and packs precede their index, so a new pack is never missing.
 func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 	r.compared.mu.Lock()
 	defer r.compared.mu.Unlock()

@@ -23,10 +23,10 @@ var ErrRetention = errors.New("the repository has an object kopia.blobcfg, which
 
 const maxFormatBytes = 1 << 20
 
-// ChangeKey changes the key of a namespace's repository. It writes one object, kopia.repository, so
-// exactly one key opens it at any time. The inner keys, which encrypt and name all contents, stay.
-// It fails with ErrWrongKey if neither key opens it, and does nothing if the new one does. It does
-// not check for uploads.
+// ChangeKey changes the key of a namespace's repository. It writes one object, so exactly one key
+// opens it at any time. The inner keys, which encrypt and name all contents, stay. It fails with
+// ErrWrongKey if neither key opens it, and does nothing if the new one does. It does not check for
+// uploads.
 func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key) (err error) {
 	if to == "" {
 		return errors.New("the key of the repository is empty")

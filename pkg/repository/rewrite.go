@@ -23,7 +23,7 @@ var errMissing = errors.New("the pack of a content is missing from the store")
 
 // Writer returns a writer for which the contents of missing packs do not exist. They are written
 // again under the same names, which repairs earlier snapshots. Its listings lack files with such
-// contents, so these are read again. Without missing packs it returns w.
+// contents, which are read again. Without missing packs it returns w.
 func (m *Missing) Writer(ctx context.Context, w repo.RepositoryWriter) (repo.RepositoryWriter, error) {
 	if !m.Any() {
 		return w, nil

@@ -148,8 +148,7 @@ func (s *storage) key(id blob.ID) string {
 }
 
 // While a store that has answered is unavailable, operations are repeated with doubling pauses: a
-// restart or throttling of half a minute must not end an upload of hours. Each attempt has several
-// of the client.
+// restart or throttling of half a minute must not end an upload of hours.
 const (
 	attempts   = 9
 	firstPause = 100 * time.Millisecond

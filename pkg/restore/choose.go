@@ -254,7 +254,6 @@ func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Referen
 	return claims
 }
 
-// warnOfNoData warns of a claim that was bound, and is created empty.
 func (e *execution) warnOfNoData(claim *manifest.Item, a action, about subject, desired *unstructured.Unstructured) {
 	if claim.APIGroup != "" || claim.KindName != "PersistentVolumeClaim" || a != actionCreate && a != actionRecreate || e.volumeOf(claim) != nil {
 		return

@@ -26,8 +26,9 @@ func isVolume(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == volumeKind.kind
 }
 
-// decideVolume decides whether a restored claim keeps the name of its PersistentVolume, which comes
-// before it in the graph. If that is missing, or bound elsewhere, the claim would stay Pending.
+// decideVolume decides whether a restored claim keeps the name of its PersistentVolume. If that is
+// missing, or bound elsewhere, the claim would stay Pending. The graph orders volumes before
+// claims.
 func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about subject, content *unstructured.Unstructured) error {
 	name, _, _ := unstructured.NestedString(content.Object, "spec", "volumeName")
 	if !isClaim(item) || name == "" || e.hasData(item) || e.request.tenant() || about.namespace != item.Namespace {

@@ -203,8 +203,8 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	return nil
 }
 
-// mayWrite says why a tenant may not write files into a volume that a pod uses: the requester must
-// be able to create pods, which could mount it.
+// mayWrite says why a tenant may not write files into a volume: the requester must be allowed to
+// create pods, which could mount it.
 func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	if len(e.spec.Paths) == 0 || !e.request.tenant() {
 		return nil

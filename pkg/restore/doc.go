@@ -12,6 +12,6 @@
 //  3. results come from the cluster, and the end is stored once, last, by a conditional write;
 //  4. a claim carries a mark while its data is incomplete (incomplete.go).
 //
-// A paused process may have up to 16 creations under way: an object that a user has deleted
-// meanwhile appears again when it wakes.
+// Up to 16 creations of a paused process may arrive when it wakes: an object that a user has
+// deleted meanwhile appears again.
 package restore

@@ -19,7 +19,7 @@ import (
 const worthListing = 5
 
 // existing finds objects in lists, read page by page, since objects are asked for nearly in the
-// server's order. Memory holds a few pages of each list. Objects out of order are read alone.
+// server's order. Memory holds a few pages of each list; other objects are read alone.
 type existing struct {
 	cluster *cluster
 
@@ -36,7 +36,8 @@ type listing struct {
 	from, to string
 	read     bool
 	more     string
-	// refused says that the requester may not list.
+	// refused says that objects are read alone: the requester may not list, or the server's order
+	// differs.
 	refused bool
 }
 
@@ -105,7 +106,6 @@ func (l *listing) add(page []json.RawMessage, more string) error {
 			return err
 		}
 		if head.Metadata.Name < l.to {
-			// The server's order differs: read objects by themselves.
 			l.refused = true
 			return nil
 		}

@@ -120,9 +120,9 @@ func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action,
 	return actionForbidden, why
 }
 
-// standing returns the existing object if it equals the desired one, else nil. The controller reads
-// it if the requester may not, except Secrets and modified objects: the answer would reveal their
-// content.
+// standing returns the existing object if it equals the desired one, else nil. The controller may
+// read it in place of the requester, except Secrets and modified objects: the answer would reveal
+// their content.
 func (e *execution) standing(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) *unstructured.Unstructured {
 	if k.promised {
 		return nil

@@ -23,8 +23,8 @@ import (
 )
 
 // A backup may keep a claim's data as a snapshot in the storage of its volume. A new claim is made
-// from it: a VolumeSnapshot in its namespace is its source until it is bound. If the data was moved
-// too, it is used when the snapshot can't be.
+// from it: a VolumeSnapshot in its namespace is its source until it is bound. Moved data, if any,
+// is used when the snapshot can't be.
 
 // StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client,
 // except in tests.
@@ -80,7 +80,6 @@ func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted 
 	}
 }
 
-// locate returns the snapshot for a new claim, or why there is none.
 func (e *execution) locate(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (found snapshots.Found, err error) {
 	switch {
 	case e.Snapshots == nil:

@@ -32,8 +32,8 @@ import (
 )
 
 // Hooks runs commands in restored pods, with the rights of the restore. The begin and end of a
-// pod's commands are noted durably, since filling a database must not run twice. If a process stops
-// in between, the result is unknown.
+// pod's commands are noted durably, since filling a database must not run twice. After a stop in
+// between, the result is unknown.
 type Hooks interface {
 	// Begin notes that a pod's commands begin, and returns an earlier note, if any.
 	Begin(ctx context.Context, pod types.UID) (earlier *enginev1alpha1.HookedPod, err error)
@@ -404,9 +404,9 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 	}
 }
 
-// commands runs the commands in a pod. It notes the number of failures and one text, since the
-// record has no more room; the log has all. Together they may take as long as one command, and the
-// time of a restore's hooks is bounded.
+// commands runs the commands in a pod. It notes the number of failures and one text, for lack of
+// room in the record; the log has all. Together they may take as long as one command, and the time
+// of a restore's hooks is bounded.
 func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *enginev1alpha1.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
 	most, in := validation.MaxHookTimeout, "the hooks of a pod have"

@@ -21,10 +21,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// A claim carries a mark from before its first data is written until all is written. A created
-// claim has it from its creation. It names the restore, so that no process removes a later one's,
-// and the data. If the claim was new, a later restore of the same data continues it, unless a pod
-// has used it.
+// A claim carries a mark from before its first data is written, or from its creation, until all is
+// written. The mark names the data, and the restore, so that no process removes a later one's. If
+// the claim was new, a later restore of the same data continues it, unless a pod has used it.
 
 const remarkPause = 200 * time.Millisecond
 
@@ -84,7 +83,6 @@ func (e *execution) newMark(item *manifest.Item, made bool) mark {
 	return mark{restore: string(e.request.Run.UID), snapshot: e.volumeOf(item).Status.SnapshotID, made: made}
 }
 
-// isPart reports whether a claim has a part of the data to restore.
 func (e *execution) isPart(item *manifest.Item, claim *unstructured.Unstructured) bool {
 	m := markOf(claim)
 	return m != nil && m.made && m.snapshot != "" && m.snapshot == e.volumeOf(item).Status.SnapshotID
@@ -224,8 +222,8 @@ func (e *execution) used(ctx context.Context, about subject) error {
 	return err
 }
 
-// mayMark reports whether the restore may remove the mark of a created claim. If not, the mark must
-// not call the claim new: a later restore would write into a used claim.
+// mayMark reports whether the restore may remove a created claim's mark. If not, the mark must not
+// call the claim new: a later restore would write into a used claim.
 func (e *execution) mayMark(ctx context.Context, namespace string) (bool, error) {
 	if !e.request.tenant() {
 		return true, nil

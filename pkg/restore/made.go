@@ -33,7 +33,7 @@ const (
 	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the
 	// claim before the volume, it looks at both again within 15 s.
 	looksToBind = 4
-	// firstGlance is the first interval between looks, which doubles up to pollInterval.
+	// firstGlance doubles up to pollInterval.
 	firstGlance = 50 * time.Millisecond
 )
 

@@ -19,7 +19,7 @@ import (
 // Controllers make objects in a new namespace at once: the ServiceAccount default, accounts of
 // OpenShift, objects of a policy engine. Such a newborn object has no user's change yet, so the
 // backup's content is written into it once, under any policy. A field that the same controller
-// wrote in the backup and here keeps its value, such as this cluster's certificates.
+// wrote in both keeps its value here, such as this cluster's certificates.
 
 type ownNamespaces struct{ known sync.Map }
 

@@ -286,7 +286,6 @@ func (e *execution) wish(ctx context.Context, k *kind, item *manifest.Item, abou
 	return w, nil
 }
 
-// fitToCluster adds the parts that depend on the target cluster.
 func (e *execution) fitToCluster(ctx context.Context, k *kind, item *manifest.Item, about subject, w *wish) error {
 	why, err := e.lacksAccount(ctx, item, about, w.desired)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 )
 
 // Kubernetes makes a claim for each generic ephemeral volume of a pod, and deletes both together.
-// The claim is not restored by itself. Its data is written through the pod if the restore creates
-// that; a pod made by its controller has another name and claim.
+// So the claim is not restored. Its data is written through the pod if the restore creates that; a
+// pod made by its controller has another name and claim.
 
 // leaveClaimsOfPods decides, before the ordering, which claims Kubernetes makes.
 func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {

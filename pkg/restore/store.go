@@ -35,8 +35,8 @@ func (e *Ended) Cancelled(reason string) {
 // executed it, the first end stands, and the other takes its status. It may be called again. keys
 // are the cluster's present and earlier public keys.
 //
-// The end names the files by digest: a late or foreign write makes a file unreadable. An object at
-// the end's key that is not signed for this restore is overwritten, and Replaced says so.
+// The end names the files by digest: a late or foreign write makes a file unreadable. At the end's
+// key, an object not signed for this restore is overwritten, and Replaced says so.
 func (e *Ended) Store(ctx context.Context, to Store, restore *v1alpha1.Restore, cluster format.Cluster, keys []string) error {
 	// Without metadata nothing is read. Two processes have found the same cluster, and each file is
 	// whole.

@@ -41,7 +41,6 @@ func (e *execution) isCopy(name string) bool {
 	return false
 }
 
-// former returns a namespace's uid in the backup, or "".
 func (e *execution) former(name string) types.UID {
 	for _, item := range e.Backup.Items {
 		if isNamespace(item) && item.Name == name {

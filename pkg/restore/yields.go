@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// Only the cluster decides some fields: address families, free ports, additions of admission. They
-// are restored where the cluster accepts them. A refused one is left out with a warning.
+// Only the cluster decides some fields: address families, free ports, additions of admission. A
+// refused one is left out with a warning.
 
 // yields removes the refused fields, and reports whether to try again.
 func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstructured, refusal error) bool {

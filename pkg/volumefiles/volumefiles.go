@@ -3,8 +3,8 @@
 
 // Package volumefiles lets the API server have a volume backup's files read by the leading
 // controller, which has the keys of the repositories. Only the API server can ask, by package
-// remote. It checks the caller's right in a namespace, and the reader whether the volume is of that
-// very namespace. See docs/design/files.md.
+// remote. It checks the caller's right in a namespace; the reader checks whether the volume is of
+// that very namespace. See docs/design/files.md.
 package volumefiles
 
 import (

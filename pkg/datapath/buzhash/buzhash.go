@@ -6,7 +6,7 @@
 // From half of the average size on, a cut follows the first 64 bytes whose hash ends in enough zero
 // bits; at twice the average at the latest. The hash is a cyclic polynomial
 // (https://en.wikipedia.org/wiki/Rolling_hash). With 32 bits and a window of 64 bytes it depends on
-// the window alone. So two stretches are hashed at once, which hides latencies.
+// the window alone. So two stretches are hashed at once.
 package buzhash
 
 import (
@@ -25,8 +25,8 @@ const (
 	Most   = average * 2
 	mask   = average - 1
 	window = 64
-	// stretch is how many bytes each of two parallel hashes takes: four of them and the first
-	// window are the 64 KiB that Kopia's uploader writes at a time.
+	// stretch is how many bytes each of two parallel hashes takes: four stretches and the first
+	// window are one write of Kopia's uploader, 64 KiB.
 	stretch = (64<<10 - window) / 4
 )
 
@@ -39,7 +39,7 @@ type Splitter struct {
 }
 
 // NextSplitPoint takes the stream's next bytes and returns how many end a piece; the caller passes
-// the rest again. Without a cut it returns -1 and has taken all.
+// the rest again. Without a cut it returns -1.
 func (s *Splitter) NextSplitPoint(b []byte) int {
 	from, to := max(least-1-s.length, 0), min(Most-s.length, len(b))
 	at := -1

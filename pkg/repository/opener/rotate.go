@@ -32,8 +32,8 @@ type KeySecrets interface {
 //
 // At any time a key of the Secret opens the repository, and Keys returns them all: the Secret gets
 // the new key first, and makes it the key when the repository has it. A repetition continues with
-// the same new key. Former keys stay, since a paused process may write the old format again. If the
-// location names recovery keys, the store first gets the new key, encrypted for them and signed.
+// it. Former keys stay, since a paused process may write the old format again. With recovery keys,
+// the store first gets the new key, encrypted for them and signed.
 func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *enginev1alpha1.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {

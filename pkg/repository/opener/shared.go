@@ -41,8 +41,8 @@ var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout
 //   - Each use reads Secrets, records and locations again, and shares only an opening with equal ones.
 //   - A user sees everything stored before the work was requested, and no replaced repository.
 //   - After a failed use, the next one opens the repository anew.
-//   - Concurrent users open it once. A failed opening is not kept, and one without waiting users is
-//     cancelled.
+//   - Concurrent users open it once. A failed opening is not kept, and an opening without waiting users
+//     is cancelled.
 //   - It is closed when idle, to make room, or at the end of Run; after the last use if others need its
 //     indexes' memory.
 type Shared struct {

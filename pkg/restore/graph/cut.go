@@ -71,8 +71,8 @@ func adjacent(nodes int, edges []edge) (first, out []int32) {
 }
 
 // acyclic cuts edges, sorted by before, until there is no cycle. It adds one strength after the
-// other to the stronger edges, which have no cycle: nodes in a cycle get an order that respects the
-// stronger edges, and new backward edges are cut.
+// other to the stronger edges, which have no cycle: nodes in a cycle get an order by the stronger
+// edges, and new backward edges are cut.
 func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 	component := components(nodes, edges)
 	circular := func(e edge) bool { return component[e.before] == component[e.after] }

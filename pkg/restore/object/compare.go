@@ -59,14 +59,14 @@ type Decision struct {
 // belongs to the cluster:
 //   - fields that Kubernetes allots or fills in at the creation (see given);
 //   - fields that a controller applies or scales, or that a component of Kubernetes writes;
-//   - fields that the server puts back when they are removed: defaults, and additions of admission.
+//   - fields that the server puts back: defaults, and additions of admission.
 //
-// Any other field was added since, and an update removes it. Only a CustomResourceDefinition keeps
-// it: objects of its kind may have fields of a newer definition.
+// Any other field was added since, and an update removes it, except in a CustomResourceDefinition:
+// objects of its kind may have fields of a newer definition.
 //
 // Lists with keys are compared by key, others element by element. Of metadata, only labels,
-// annotations and owners count, without Holdfast's own; further ones make no difference. A value
-// that a controller applies or scales stays, and a HorizontalPodAutoscaler's is no difference.
+// annotations and owners count, without Holdfast's own. A value that a controller applies or scales
+// stays, and a HorizontalPodAutoscaler's is no difference.
 //
 // served is the answer to Probe, or nil: then each field that may have been added counts.
 func Compare(live, desired, served *unstructured.Unstructured, policy v1alpha1.ExistingResourcePolicy) Decision {

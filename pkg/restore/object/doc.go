@@ -10,8 +10,8 @@
 //   - managedFields can't be set by a creation;
 //   - a finalizer is added again by its owner, without which the object could never be deleted. A
 //     warning names finalizers that are not Kubernetes' own;
-//   - owners get their present uids. A missing one is left out with a warning: an object whose
-//     owners are all unknown is collected as garbage.
+//   - owners get their present uids. A missing one is left out with a warning, since Kubernetes
+//     deletes an object of unknown owners.
 //
 // The order is: reset, rules of the kind, the user's modifiers, which see the backup's namespaces,
 // mapping of namespaces.

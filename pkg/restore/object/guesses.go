@@ -27,8 +27,8 @@ type mentions struct {
 }
 
 // inTexts returns a pattern for namespaces in texts: in names of Services, accounts and identities,
-// in URLs, after the word namespace, and before an object's name. Images look like the last, so it
-// counts only as an argument's value, or with a port.
+// in URLs, after the word namespace, and before an object's name. The last counts only as an
+// argument's value or with a port, since images look like it.
 func inTexts(namespaces []string) *regexp.Regexp {
 	quoted := make([]string, len(namespaces))
 	for i, namespace := range namespaces {

@@ -88,7 +88,7 @@ func setPaused(schedule *unstructured.Unstructured, paused bool) {
 	}
 }
 
-// list returns the objects in a list, which changes apply to.
+// list returns the objects in a list, not copies.
 func list(object map[string]any, path ...string) []map[string]any {
 	value, _, _ := unstructured.NestedFieldNoCopy(object, path...)
 	elements, _ := value.([]any)

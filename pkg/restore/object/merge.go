@@ -18,8 +18,7 @@ type comparison struct {
 	immutable func(path string) bool
 	given     func(path string, value any) part
 	// injected says that another writes the object's certificates.
-	injected bool
-	// definition says that it is a CustomResourceDefinition, which keeps additions.
+	injected   bool
 	definition bool
 	// removesOnly leaves differing values.
 	removesOnly bool

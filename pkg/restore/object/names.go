@@ -147,7 +147,6 @@ func matches(path string) (found []place) {
 
 func aNamespace(r *Rules, name string) string { return r.Namespace(name) }
 
-// anAccount maps the user or group name of ServiceAccounts.
 func anAccount(r *Rules, name string) string {
 	if namespace, ok := strings.CutPrefix(name, "system:serviceaccounts:"); ok {
 		return "system:serviceaccounts:" + r.Namespace(namespace)
@@ -159,7 +158,6 @@ func anAccount(r *Rules, name string) string {
 	return name
 }
 
-// aService maps a DNS name of a namespace's Service.
 func aService(r *Rules, name string) string {
 	labels := strings.Split(name, ".")
 	if at := slices.IndexFunc(labels, func(label string) bool { return label == "svc" || strings.HasPrefix(label, "svc:") }); at > 0 {

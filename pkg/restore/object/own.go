@@ -124,9 +124,9 @@ func TemplateToMake(deployment *unstructured.Unstructured) string {
 }
 
 // makesReplicaSet reports whether its Deployment's controller makes the ReplicaSet again: the one
-// of the Deployment's own template. Its name is a hash that differs between versions of Kubernetes,
-// so a restored one would be a second. Others are kept for rollbacks. If the template is unknown,
-// one with replicas counts as the Deployment's own.
+// of the Deployment's template. Its name is a hash that differs between versions of Kubernetes, so
+// a restored one would be a second. Others are kept for rollbacks. If the template is unknown, one
+// with replicas counts.
 func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
 	owner, current := metav1.GetControllerOf(replicaSet), ""
 	if owner != nil && r.facts.Template != nil {

@@ -102,7 +102,7 @@ func SkipItem(item *manifest.Item) string {
 }
 
 // ofSnapshot says that an object is about a backup's snapshot of a claim, or returns "". Velero
-// stores these objects with the backup's name. With its old source, a VolumeSnapshot would be cut
+// stores these objects with the backup's name. From its old source, a VolumeSnapshot would be cut
 // anew, and a VolumeSnapshotContent never bound. Holdfast's own are for Velero.
 func ofSnapshot(resource schema.GroupResource, labels map[string]string) string {
 	switch resource.String() {
@@ -177,7 +177,6 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 	return ""
 }
 
-// madeBy names a restored controller of these kinds that makes the object.
 func (r *Rules) madeBy(o *unstructured.Unstructured, kinds ...string) string {
 	for _, owner := range o.GetOwnerReferences() {
 		if owner.Controller == nil || !*owner.Controller || !r.facts.Restored(types.UID(owner.UID)) {

@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// warnOfProfiles warns of seccomp profiles that only annotations of pods name: Kubernetes obeys
-// them before 1.27 only. The field stays: only people know whether the pod did without the profile
-// already. AppArmor's annotations still fill in the field.
+// warnOfProfiles warns of seccomp profiles that only annotations of pods name, which Kubernetes
+// obeys before 1.27 only. The field stays: only people know whether the pod did without the
+// profile. AppArmor's annotations still fill in the field.
 func (c *change) warnOfProfiles(resource schema.GroupResource) {
 	path, ok := podSpecs[resource.String()]
 	if !ok || resource.Resource == "replicasets" || resource.Resource == "controllerrevisions" {

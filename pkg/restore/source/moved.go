@@ -22,8 +22,8 @@ import (
 )
 
 // newSnapshot returns a volume that Velero stored by a snapshot. If Velero's data mover uploaded
-// its files, they are in the repository of the claim's namespace. Else the snapshot is in the
-// storage of the volume.
+// its files, they are in the repository of the claim's namespace, else in the storage of the
+// volume.
 func newSnapshot(claim types.NamespacedName, info *format.VolumeInfo) Volume {
 	v := Volume{
 		Volume: format.Volume{

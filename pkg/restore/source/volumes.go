@@ -93,7 +93,6 @@ func (b *Backup) Delete(volumes []format.DeletedVolume) {
 	}
 }
 
-// identified iterates over the volumes with their identities.
 func (b *Backup) identified() iter.Seq2[format.VolumeID, *Volume] {
 	return func(yield func(format.VolumeID, *Volume) bool) {
 		repeats := map[format.VolumeID]int32{}

@@ -10,8 +10,8 @@
 //     uid, so the next process continues.
 //   - A holder has the restore's rights: quotas, limits and Pod Security hold. It has no token.
 //   - Claims that a pod uses together are bound where it can use them together.
-//   - A claim whose node or holder was lost is held again, once, after its agent has stopped.
-//   - A waiting pod is told when its restore has ended without its volumes.
+//   - A claim with a lost node or holder is held again, once, after its agent has stopped.
+//   - A waiting pod is told if its restore ends without its volumes.
 //   - Every wait is bounded, and an abandoned volume is not written later.
-//   - Holders are deleted by End, records when the end is recorded, both by sweeps.
+//   - End deletes holders, the recorded end records, and sweeps both.
 package volumes

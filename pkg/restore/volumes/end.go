@@ -20,7 +20,7 @@ const tellTimeout = 30 * time.Second
 
 // End stops the restore's writes and deletes its holders. It returns nil when nothing is written
 // any more, or an error when ctx ends. Any process may call it again. Records stay until Forget, so
-// that a continuing process does not write everything again.
+// that a continuing process does not write all again.
 func (r *Restorer) End(ctx context.Context) error {
 	selector := ofRun(r.run)
 	for {
@@ -89,7 +89,7 @@ func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (st
 }
 
 // stop asks the agent to stop a volume, and reports whether it has: it says so, or has been absent
-// long enough. It is always asked, so that it does not begin again. Without the record, a volume
+// long enough. It is always asked, so that it does not begin again. Without its record, a volume
 // never begins.
 func (r *Restorer) stop(ctx context.Context, record *enginev1alpha1.VolumeRestore) (bool, error) {
 	node := record.Spec.Node

@@ -33,7 +33,6 @@ func matesOf(claim Claim) []string {
 	return mates
 }
 
-// place limits the nodes of an unbound claim's holder.
 func (r *Restorer) place(ctx context.Context, pod *corev1.Pod, claim Claim, mates []string) error {
 	var terms []corev1.NodeSelectorTerm
 	if of := claim.Pod; of != nil && !pinned(of) {

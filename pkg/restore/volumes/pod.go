@@ -93,8 +93,8 @@ func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1
 	return nil
 }
 
-// waitTimeout bounds the wait of a pod that nothing is told. Many volumes of a node take turns, and
-// a pod that is not restarted fails for good; the requester gives up long before.
+// waitTimeout bounds the wait of a pod that nothing is told. Volumes of a node take turns, and a
+// pod that is not restarted fails for good; the requester gives up long before.
 func (r *Restorer) waitTimeout() time.Duration {
 	return max(restorewait.DefaultTimeout, 12*r.VolumeTimeout)
 }

@@ -26,7 +26,7 @@ const (
 )
 
 // provisioned returns when a claim is bound whose volume is made with its data, as from a snapshot.
-// A holder starts the making of a volume that waits for its first pod.
+// If it waits for its first pod, a holder is that.
 func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (err error) {
 	text := claimText(claim)
 	name := r.recordName(string(live.UID))

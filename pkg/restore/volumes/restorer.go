@@ -95,7 +95,7 @@ type Claim struct {
 
 // Claim returns nil when a claim's data is complete. After an error its users would start on
 // incomplete data. It may be called again, also for the same claim. When ctx ends, writes continue
-// until End, or until another process calls Claim.
+// until End or another process's Claim.
 func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
 	if err := r.claim(ctx, claim); err != nil {
 		return fmt.Errorf("the data of claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -243,8 +243,8 @@ func (r *Restorer) isUnheld(ctx context.Context, record *enginev1alpha1.VolumeRe
 	return err == nil && (pod == nil || pod.UID != record.Spec.Pod.UID || pod.DeletionTimestamp != nil)
 }
 
-// forget deletes a record that no agent works on, and reports whether it has. The agent has said
-// so, or has been absent long enough, and stops when the record is missing.
+// forget deletes a record that no agent works on, and reports whether it has. The agent said so, or
+// is absent long enough, and stops when the record is missing.
 func (r *Restorer) forget(ctx context.Context, record *enginev1alpha1.VolumeRestore) bool {
 	r.mu.Lock()
 	delete(r.works, record.Name)
@@ -368,7 +368,7 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 }
 
 // hostPath returns the node path of a claim's persistent volume of that type, or "". The kubelet
-// checks the binding of other volumes. An unbound claim names any volume, and a pod any node.
+// checks the binding only of other volumes: an unbound claim names any volume, and a pod any node.
 func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeClaim, node string) (string, error) {
 	if claim.Spec.VolumeName == "" {
 		return "", nil

@@ -120,7 +120,7 @@ func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, e
 }
 
 // giveUp tells a pod that waits for an ended restore, by a cancelled record for each of its
-// volumes, for its agent. The records are kept while the pod waits, and are not made twice.
+// volumes. The records are kept while the pod waits, and are not made twice.
 func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[string]) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {

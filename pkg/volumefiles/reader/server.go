@@ -2,11 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reader reads the files of volume backups in the controller that leads, for the API
-// server. See docs/design/files.md.
-//
-// The number of answers at once, and the size of open repositories' indexes, bound the memory. One
-// namespace can't take all places. A client that takes nothing for a minute, or two minutes for
-// all, loses its answer, and asks for the rest.
+// server. docs/design/files.md has its bounds: a client that takes nothing for a minute, or two
+// minutes for all, loses its answer, and asks for the rest.
 package reader
 
 import (
