@@ -133,7 +133,7 @@ func (d *Device) write(ctx context.Context, method string, offset, length int64,
 // Size returns the device's bytes.
 func (d *Device) Size() int64 { return d.size }
 
-// Read returns the bytes from an offset to the device's end. The caller closes them.
+// Read returns the bytes from an offset on. The caller closes them.
 func (d *Device) Read(ctx context.Context, offset int64) (io.ReadCloser, error) {
 	if offset >= d.size {
 		return io.NopCloser(strings.NewReader("")), nil

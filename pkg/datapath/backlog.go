@@ -30,7 +30,7 @@ type Work struct {
 	Key   string
 	Class Class
 	Run   string
-	// Asked orders a run's work; Name breaks ties, since records have whole seconds.
+	// Asked orders a run's work; Name breaks ties within a second.
 	Asked time.Time
 	Name  string
 	// Do must end soon after its context.

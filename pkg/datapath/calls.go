@@ -25,7 +25,7 @@ type calls struct {
 	asking atomic.Bool
 }
 
-// begin counts a call, end its return. Nothing between them may wait for a store or other work.
+// begin counts a call, end its return. Between them nothing may wait for a store or other work.
 func (c *calls) begin() *calls {
 	c.begun.Add(1)
 	return c

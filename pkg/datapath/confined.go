@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confined is a folder that is never left, not even by links that a pod creates meanwhile. All
-// calls are counted.
+// confined is a folder that is never left, not even by a pod's links. All calls are counted.
 type confined struct {
 	root   *os.Root
 	top    *os.File
@@ -33,7 +32,7 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	if err := folder.checkMount(top); err != nil {
 		return nil, errors.Join(err, top.Close())
 	}
-	// Opens the checked folder, not its path, which may name another by now.
+	// Opens the checked folder: its path may name another by now.
 	root, err := os.OpenRoot(folderPath(int(top.Fd())))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())

@@ -23,11 +23,11 @@ type Snapshot struct {
 	// Backup is the backup's uid, empty for old snapshots.
 	Backup                types.UID
 	StoreName, ClusterUID string
-	// Volume distinguishes a backup's volumes: the claim's uid, or the path of Kopia's source.
+	// Volume distinguishes a backup's volumes: the claim's uid, or Kopia's source path.
 	Volume string
 	// Saved is by the writer's clock.
 	Saved time.Time
-	// Extras is the id of the snapshot with its extras, which no backup lists; or empty.
+	// Extras is the id of the snapshot with its extras, in no backup's list; or empty.
 	Extras string
 }
 

@@ -35,8 +35,8 @@ const deviceName = "device.raw"
 // clearedAtOnce bounds the bytes that one call clears: a call of minutes counts as hanging.
 const clearedAtOnce = 1 << 30
 
-// DeviceFolder returns the emptyDir of the pod with the socket where it serves a block device. The
-// error is PodFolder's.
+// DeviceFolder returns the pod's emptyDir with the socket where it serves a block device. The error
+// is PodFolder's.
 func DeviceFolder(podsDir string, pod types.UID, emptyDir string) (Folder, error) {
 	if err := segment("name of the emptyDir", emptyDir); err != nil {
 		return Folder{}, err

@@ -73,7 +73,7 @@ type extras struct {
 
 const (
 	runBytes = 4 << 20
-	// looseExtras bounds the unpacked lines: a run during an upload, a batch in a restore.
+	// looseExtras bounds unpacked lines: a run during an upload, a batch in a restore.
 	looseExtras = 2 * runBytes
 )
 
@@ -87,7 +87,7 @@ func newExtras(notes *notes) *extras {
 // folderPath returns a path of an open folder that stays valid when it moves.
 func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe collects the extras of an entry of an open folder, whose path in the volume is in.
+// observe collects the extras of an entry of an open folder; in is the folder's path in the volume.
 func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {

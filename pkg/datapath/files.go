@@ -94,7 +94,7 @@ type Files struct {
 
 const mostKnownFolders = 256
 
-// OpenFiles reads a snapshot. It fails with ErrSnapshotNotFound without a complete one.
+// OpenFiles reads a snapshot. Without a complete one it fails with ErrSnapshotNotFound.
 func OpenFiles(ctx context.Context, r *repository.Repository, snapshotID string) (*Files, error) {
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(snapshotID))
 	switch {
@@ -356,7 +356,7 @@ type folderListing struct {
 	ended bool
 }
 
-// largestEntry bounds an entry and the bytes read ahead: a name has 255 bytes.
+// largestEntry bounds an entry and the bytes read ahead; a name has 255.
 const largestEntry = 1 << 20
 
 var errEntry = fmt.Errorf("an entry of it takes more than %d bytes", largestEntry)

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Manager runs the volume work of a node within its limit, fair to runs (docs/node-agent.md). It is
-// safe for concurrent use.
+// Manager runs a node's volume work within its limit, fair to runs (docs/node-agent.md). It is safe
+// for concurrent use.
 type Manager struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -28,8 +28,8 @@ type Manager struct {
 	jobs    map[string]*job // waiting and running, by key
 }
 
-// NewManager returns a manager, whose work gets its own turns of ctx's Memory. No two managers may
-// share a Memory.
+// NewManager returns a manager, whose work gets its own turns of ctx's Memory, which no other may
+// share.
 func NewManager(ctx context.Context, limit int) *Manager {
 	ctx, cancel := context.WithCancel(ctx)
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
@@ -52,8 +52,7 @@ func (m *Manager) Submit(work Work) bool {
 // ErrCancelled is the cause that Cancel gives to running work.
 var ErrCancelled = errors.New("it was cancelled")
 
-// Cancel drops waiting work, or ends the context of running work, and reports whether it still
-// runs.
+// Cancel drops waiting work, or ends running work's context, and reports whether it still runs.
 func (m *Manager) Cancel(key string) (running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

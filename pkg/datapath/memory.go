@@ -17,7 +17,7 @@ const (
 	// fileMemory is for an open file: a chunk of 8 MiB, plain, packed and encrypted, and a pack of
 	// 20 MB.
 	fileMemory = 48 << 20
-	// indexMemory is for the indexes of an open repository. There are a few more repositories than
+	// indexMemory is for an open repository's indexes. There are a few more repositories than
 	// volumes in work.
 	indexMemory = 8 << 20
 )
@@ -92,8 +92,7 @@ func (m *Memory) reserve(volumes int) {
 	m.grantLocked()
 }
 
-// file waits for a turn of a file. done or the end of ctx returns it: a hanging read must not keep
-// the turn.
+// file waits for a file's turn. done or the end of ctx returns it: a hanging read must not keep it.
 func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	if m == nil {
 		return func() {}, nil
@@ -182,7 +181,7 @@ func (m *Memory) giveBackLocked(t *turns) {
 }
 
 // grantLocked grants shared turns in order, so files can't starve indexes. Indexes that wait for
-// other indexes delay no file.
+// indexes delay no file.
 func (m *Memory) grantLocked() {
 	behindIndexes := false
 	for e := m.waiting.Front(); e != nil; {

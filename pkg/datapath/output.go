@@ -39,7 +39,7 @@ import (
 type output struct {
 	root *confined
 	// beside writes a file beside its place, and moves it when complete: running programs keep the
-	// old one until then.
+	// old one.
 	beside   bool
 	snapshot string
 	progress *Progress
@@ -112,7 +112,7 @@ func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, 
 }
 
 // EnsureDirectory creates a folder above the restored part, and reports whether it did. An existing
-// one stays unchanged; anything else in its place is an error.
+// one stays; anything else in its place is an error.
 func (o *output) EnsureDirectory(rel string) (made bool, err error) {
 	err = o.root.Mkdir(rel, 0o700)
 	if errors.Is(err, os.ErrExist) {
@@ -255,8 +255,8 @@ func (o *output) openFolder(rel string) (handle, error) {
 	return o.root.handle(rel, os.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// replace calls create, and again after removing what is in its way. create must fail then. A
-// folder with content stays.
+// replace calls create, again after removing an obstacle, for which create must fail. A folder with
+// content stays.
 func (o *output) replace(rel string, create func() error) error {
 	err := create()
 	if !errors.Is(err, os.ErrExist) {
@@ -393,8 +393,8 @@ func (o *output) makeLinks(ctx context.Context) error {
 	return leave()
 }
 
-// permitted turns a lack of permission into a warning: an agent without root, or with squashed
-// root, can still restore contents.
+// permitted turns a lack of permission into a warning: without root, or with squashed root,
+// contents can still be restored.
 func (o *output) permitted(err error, rel, problem string) error {
 	if errors.Is(err, os.ErrPermission) {
 		o.notes.add(rel, problem)
@@ -443,7 +443,7 @@ type target interface {
 type zeroKeeper interface{ keepsZeros() bool }
 
 // copy writes a file; a large one by several readers, since each waits for the store. from is at
-// the beginning; again opens another reader.
+// the beginning; again opens another.
 func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
 	if size <= partSize {
 		return copySparse(ctx, to, from, 0, size, size, o.progress)

@@ -82,8 +82,8 @@ func (p *packed) finish() error {
 	return nil
 }
 
-// packedReader reads lines, fast if requested in order. It is not safe for concurrent use; several
-// may read the same lines.
+// packedReader reads lines, fast in order. It is not safe for concurrent use; several may read the
+// same lines.
 type packedReader struct {
 	of    *packed
 	data  []byte

@@ -25,7 +25,7 @@ var racy = 2 * time.Second
 
 type basis struct {
 	complete *snapshot.Manifest
-	// spare has the snapshots that spare reading unchanged files; empty for a full read.
+	// spare has the snapshots that spare reading unchanged files.
 	spare []*snapshot.Manifest
 	// fullRead is when the last upload that read every file began.
 	fullRead time.Time
@@ -63,8 +63,8 @@ func fullReadOf(man *snapshot.Manifest) time.Time {
 	return man.StartTime.ToTime()
 }
 
-// spread shortens a duration by up to a quarter, always the same for a volume, so that not all are
-// read in one night.
+// spread shortens a duration by up to a quarter, the same for a volume, so that not all are read in
+// one night.
 func spread(every time.Duration, of Source) time.Duration {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(of.ClaimUID))
@@ -72,8 +72,8 @@ func spread(every time.Duration, of Source) time.Duration {
 	return every - time.Duration(float64(every)/4*float64(sum.Sum32())/math.MaxUint32)
 }
 
-// since returns the second from which on a changed file is read again, by the older snapshot: a
-// file may be found in either.
+// since returns the second from which on a changed file is read again: the older snapshot's, since
+// a file may be in either.
 func (b basis) since() int64 {
 	second := int64(math.MaxInt64)
 	for _, man := range append(slices.Clone(b.spare), b.complete) {
@@ -128,8 +128,8 @@ func with(labels map[string]string, key, value string) map[string]string {
 	return labels
 }
 
-// claimOf returns the uid of a snapshot's claim, empty for a volume without one. Velero's newer
-// snapshots don't tell.
+// claimOf returns the uid of a snapshot's claim, empty without one. Velero's newer snapshots don't
+// tell.
 func claimOf(labels map[string]string) (uid types.UID, known bool) {
 	uid = types.UID(cmp.Or(labels[tagClaim], labels[veleroClaim]))
 	return uid, uid != "" || labels[tagRecord] != ""

@@ -43,8 +43,7 @@ type RestoreRequest struct {
 	Device bool
 	// Only has the paths to restore; all if empty. Other files stay.
 	Only []string
-	// Replace removes files that the snapshot lacks; otherwise a warning counts them. Only disables
-	// it.
+	// Replace removes files that the snapshot lacks, without Only; otherwise a warning counts them.
 	Replace bool
 }
 
@@ -141,8 +140,8 @@ type leaf struct {
 	offset uint32
 	// small says that its content is a small piece of the pack.
 	small bool
-	// extra is the leaf's line of extras, line its number. Looking it up in the order of names
-	// unpacks few blocks.
+	// extra is the leaf's line of extras, line its number, looked up in the order of names to
+	// unpack few blocks.
 	extra []byte
 	line  int
 }

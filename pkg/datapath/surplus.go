@@ -66,8 +66,8 @@ func (s *surplus) tell(to *notes) {
 	to.add(s.first, text)
 }
 
-// settleSurplus removes or counts what a folder has besides its stored entries, with all below. If
-// surplus is removed, so is a folder in the place of a stored file.
+// settleSurplus removes or counts what a folder has besides its stored entries, with all below.
+// With remove, a folder in the place of a stored file is surplus.
 func (o *output) settleSurplus(ctx context.Context, rel string, stored []*snapshot.DirEntry) error {
 	byName := func(entry *snapshot.DirEntry, name string) int { return cmp.Compare(entry.Name, name) }
 	if !slices.IsSortedFunc(stored, func(a, b *snapshot.DirEntry) int { return byName(a, b.Name) }) {

@@ -45,7 +45,7 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	}
 }
 
-// longestListing bounds a compared listing: some 20,000 files. Each folder in work may hold one.
+// longestListing bounds a compared listing, some 20,000 files: each folder in work may hold one.
 var longestListing int64 = 4 << 20
 
 // DirEntryOrNil is called by Kopia's uploader before it lists a folder (snapshot.HasDirEntryOrNil).
@@ -133,8 +133,8 @@ func listingEnd(summary *fs.DirectorySummary) string {
 	return string(end) + "}\n"
 }
 
-// mostFolders bounds the subfolders whose listings are used, some 15 MB. Files below larger folders
-// are decided one by one.
+// mostFolders bounds the subfolders with used listings, some 15 MB. Files below larger folders are
+// decided one by one.
 var mostFolders = 100_000
 
 // foldersOf returns the objects of a listing's folders by name, as far as readable; none beyond
@@ -164,8 +164,8 @@ func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	return folders
 }
 
-// compare lists a folder while its files are unchanged, and deletes them from files. If all match,
-// it returns their summary and bytes.
+// compare lists a folder while its files are unchanged, deleting them from files. If all match, it
+// returns their summary and bytes.
 func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summary *fs.DirectorySummary, bytes int64, same bool) {
 	it, err := d.open()
 	if err != nil {

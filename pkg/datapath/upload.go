@@ -80,7 +80,7 @@ type UploadRequest struct {
 	// FullReadEvery bounds the time between uploads that read every file; zero means never.
 	FullReadEvery time.Duration
 	Backup        types.UID
-	// Record is the uid of the VolumeUpload, optional. Earlier unreported snapshots for it are
+	// Record is the uid of the VolumeUpload, optional. Its earlier unreported snapshots are
 	// replaced.
 	Record types.UID
 	// StoreName is the backup's name in the store, ClusterUID as in package identity. They identify
@@ -117,7 +117,7 @@ type UploadResult struct {
 }
 
 // measureAfter is when the volume is walked for its size, which costs a tenth of an upload of small
-// files. Short uploads need no total.
+// files.
 const measureAfter = 15 * time.Second
 
 // Upload stores a folder as a snapshot. If it fails, no snapshot is visible.
@@ -279,7 +279,7 @@ func uploadPolicy() *policy.Tree {
 	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
 }
 
-// save makes the snapshot visible, with its extras, and deletes the snapshots that it replaces.
+// save makes the snapshot and its extras visible, and deletes the snapshots that they replace.
 func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string, earlier []manifest.ID) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
@@ -361,8 +361,8 @@ func (o *uploadObserver) CachedFile(_ string, size int64) {
 
 func (o *uploadObserver) FinishedHashingFile(string, int64) { o.progress.AddFile() }
 
-// Error makes a vanished file a warning. Other errors fail the upload, since a backup that silently
-// lacks a file is worse than none.
+// Error makes a vanished file a warning. Other errors fail the upload: a backup that silently lacks
+// a file is worse than none.
 func (o *uploadObserver) Error(path string, err error, _ bool) {
 	if errors.Is(err, errVanished) {
 		o.notes.vanished(path)

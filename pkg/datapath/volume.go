@@ -357,8 +357,8 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 	}
 }
 
-// ended notes a folder that changed since its parent was listed: an entry moved between two folders
-// may have been listed in neither.
+// ended notes a folder that changed since its parent was listed: an entry moved meanwhile may be in
+// neither listing.
 func (it *volumeIterator) ended() error {
 	stat, err := it.stat()
 	if err == nil && !it.dir.isStill(&stat) {

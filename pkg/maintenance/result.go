@@ -58,11 +58,11 @@ type Check struct {
 	ReadPacks int   `json:"readPacks,omitempty"`
 	ReadBytes int64 `json:"readBytes,omitempty"`
 	// MissingPacks counts packs that the store lacks in whole or in part, DamagedPacks packs with
-	// other bytes than were written; Damaged names some.
+	// wrong bytes; Damaged names some.
 	MissingPacks int      `json:"missingPacks,omitempty"`
 	DamagedPacks int      `json:"damagedPacks,omitempty"`
 	Damaged      []string `json:"damaged,omitempty"`
-	// MissingIndexes counts indexes of the last maintenance that the store lacks.
+	// MissingIndexes counts the last maintenance's indexes that the store lacks.
 	MissingIndexes int `json:"missingIndexes,omitempty"`
 	Contents       int `json:"contents,omitempty"`
 	// AffectedSnapshots counts snapshots that need such contents, and Snapshots has their ids. If
@@ -158,8 +158,8 @@ func join(texts ...string) string {
 // messageLimit is Kubernetes's limit of a termination message.
 const messageLimit = 4096
 
-// Message returns the termination message: a line for each repository, or the bare error of the
-// only one, as Velero writes it.
+// Message returns the termination message: a line a repository, or the bare error of the only one,
+// as Velero writes it.
 func Message(results []Result) string {
 	if len(results) == 1 && results[0].Error != "" && results[0].Check == nil {
 		return truncated(results[0].Error, messageLimit)

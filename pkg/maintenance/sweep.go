@@ -41,8 +41,8 @@ const (
 	oneMissingOf = 20
 )
 
-// sweep removes snapshots from a namespace's repository: of backups with a removal in the store, of
-// missing backups, of deleted volumes, and snapshots that their stored backup does not list.
+// sweep removes snapshots from a namespace's repository: of backups with a removal, of missing
+// backups, of deleted volumes, and snapshots that their stored backup does not list.
 type sweep struct {
 	store                        bucket
 	repository                   *repository.Repository

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A daily check reads a share of the packs, all in checkDays days. A share has at most mostRead
-// bytes and mostContents contents; a larger repository takes longer.
+// A daily check reads a share of the packs, all in checkDays days. A share is at most mostRead
+// bytes and mostContents contents, so a larger repository takes longer.
 const (
 	checkDays    = 28
 	mostRead     = 16 << 30

@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// markerBlob tells Velero that the repository is set up; it contains its unique id. Source: Velero,
+// markerBlob tells Velero that the repository is set up; it has its unique id. Source: Velero,
 // pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
@@ -68,8 +68,7 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider enginev
 }
 
 // Create ensures that a namespace's repository exists, is set up, and opens with the key. It is
-// idempotent. It fails with ErrWrongKey for another key, and with ErrDamaged for data that no key
-// can open.
+// idempotent. It fails with ErrWrongKey, or with ErrDamaged for data that no key can open.
 func Create(ctx context.Context, loc Location, namespace string, key Key) error {
 	if key == "" {
 		return errors.New("the key of the repository is empty")
@@ -97,7 +96,7 @@ type creatable interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// initialize creates the repository, unless it exists, by one conditional write of its format. So a
+// initialize creates the repository, unless it exists, by one conditional write of its format: a
 // stopped or concurrent process leaves no other format under existing data.
 func initialize(ctx context.Context, st creatable, provider enginev1alpha1.StorageProvider, namespace string, key Key) error {
 	folder, err := folderOf(namespace)
@@ -153,8 +152,7 @@ func initialize(ctx context.Context, st creatable, provider enginev1alpha1.Stora
 	return nil
 }
 
-// newFormat returns kopia.repository. Kopia's other blob, kopia.blobcfg, sets a retention, and is
-// not needed.
+// newFormat returns kopia.repository. Kopia's other blob, kopia.blobcfg, only sets a retention.
 func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	opts, err := newRepositoryOptions(namespace, key)
 	if err != nil {

@@ -50,8 +50,8 @@ const (
 	hash = "BLAKE3-256-128"
 	// Kopia's default: hardware does several GB/s.
 	encryption = "AES256-GCM-HMAC-SHA256"
-	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in dumps and
-	// rotated logs, would store the rest anew.
+	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in rotated
+	// logs, would store the rest anew.
 	splitter = "DYNAMIC-4M-BUZHASH"
 	// A random key needs no slow derivation; the default scrypt takes 128 MB at each opening.
 	keyDerivation = "pbkdf2-sha256-600000"

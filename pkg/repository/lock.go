@@ -68,7 +68,7 @@ func (s *storage) lockBlobs(ctx context.Context, key Key) error {
 	return nil
 }
 
-// ExtendBlobRetention leaves blobs alone whose lock is long enough, or that were removed meanwhile.
+// ExtendBlobRetention leaves blobs alone with a lock that is long enough, or that were removed.
 func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob.ExtendOptions) error {
 	if s.locks == nil {
 		return blob.ErrUnsupportedObjectLock // a retention of Kopia's own, without a location's lock

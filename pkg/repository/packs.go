@@ -20,8 +20,8 @@ const (
 )
 
 const (
-	// wholeFrom is the minimum of expected pieces for reading a whole pack; wholeFromFolder in a
-	// folder, which answers at once.
+	// wholeFrom expected pieces make a whole pack be read; in a folder, which answers at once,
+	// wholeFromFolder.
 	wholeFrom       = 16
 	wholeFromFolder = 256
 	// learnAfter pieces of an unexpected pack, as with folders, are read singly.
@@ -139,8 +139,8 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	}
 }
 
-// read reads a whole pack. It returns nil after an error, which the pieces' reads report, and for a
-// pack larger than the limit, since the store's size is unverified.
+// read returns a whole pack; nil after an error, which the pieces' reads report, and beyond the
+// limit, since the store's size is unverified.
 func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {

@@ -42,7 +42,7 @@ const (
 
 // Options are an opened repository's local disk and keys.
 type Options struct {
-	// WorkDir gets a small configuration without secrets while the repository is open. Default: the
+	// WorkDir gets a configuration without secrets while the repository is open. Default: the
 	// system's temporary folder.
 	WorkDir string
 	// Others may open it instead, during a change of the key.
@@ -64,8 +64,8 @@ type Repository struct {
 	compared comparison
 }
 
-// Open opens the repository of a namespace. It fails with ErrNotInitialized, ErrWrongKey, or the
-// error of the store.
+// Open opens a namespace's repository. It fails with ErrNotInitialized, ErrWrongKey, or the store's
+// error.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
 	bucket, err := loc.open(ctx)
 	if err != nil {
@@ -154,8 +154,8 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 		}
 	}()
 
-	// Kopia's Connect would open the repository again as a test, with options to wait endlessly for
-	// an upgrade, and to exit.
+	// Kopia's Connect would open the repository again as a test, with options to wait endlessly,
+	// and to exit.
 	config := repo.LocalConfig{
 		Storage: &info,
 		Caching: &content.CachingOptions{},

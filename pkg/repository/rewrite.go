@@ -68,7 +68,7 @@ func (r *rewriter[B]) WriteContent(ctx context.Context, data B, prefix content.I
 }
 
 // forget marks a content of a missing pack as deleted, so that Kopia writes it again. The new entry
-// is later than the mark, and the mark than the old entry.
+// is later than the mark, and the mark than the old.
 func (r *rewriter[B]) forget(ctx context.Context, id content.ID) error {
 	r.forgetting.Lock()
 	defer r.forgetting.Unlock()

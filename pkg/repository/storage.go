@@ -269,7 +269,7 @@ func (s *storage) ListBlobs(ctx context.Context, prefix blob.ID, callback func(b
 }
 
 // list lists the blobs of a folder; name is the folders' part of their names. A repetition
-// continues after the last blob.
+// continues after the last.
 func (s *storage) list(ctx context.Context, folder, name, prefix string, callback func(blob.Metadata) error) error {
 	var options store.ListOptions
 	if s.shards == nil {
@@ -362,8 +362,8 @@ func (s *storage) Close(context.Context) (err error) {
 	return err
 }
 
-// Kopia opens repositories by a configuration file, into which it would write credentials. Ours
-// only names a storage that this process has connected.
+// Kopia opens repositories by a configuration file with credentials. Ours only names a storage that
+// this process has connected.
 const storageType = "holdfast-connected"
 
 type storageHandle struct {

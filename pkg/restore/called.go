@@ -20,8 +20,8 @@ func groupResource(item *manifest.Item) schema.GroupResource {
 	return schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 }
 
-// readCalled collects the names of the backup's resources: from the backup, the cluster, and the
-// backup's definitions.
+// readCalled collects the names of the backup's resources, which the backup, the cluster and the
+// backup's definitions know.
 func (e *execution) readCalled(ctx context.Context) {
 	e.called = selection.Called{}
 	held := map[schema.GroupResource]bool{}

@@ -135,7 +135,7 @@ func (e *execution) createsVolume(name string) bool {
 }
 
 // elsewhere returns why a PersistentVolume of another cluster is not created, or "": two clusters
-// would write to its storage. The spec can ask for it.
+// would write to its storage, unless the spec asks for it.
 func (e *execution) elsewhere(ctx context.Context, item *manifest.Item) (string, error) {
 	if !isVolume(item) || e.ClusterUID == "" || ptr.Deref(e.spec.RestorePVs, false) {
 		return "", nil

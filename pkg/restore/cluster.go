@@ -96,7 +96,7 @@ func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructu
 	return created, err
 }
 
-// tryCreate checks an object by a dry run on the server. One of its name may exist.
+// tryCreate checks an object by a dry run on the server, where one of its name may exist.
 func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstructured) error {
 	body, err := o.MarshalJSON()
 	if err != nil {

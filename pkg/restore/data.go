@@ -59,8 +59,8 @@ func (e *execution) bytesOf(item *manifest.Item) int64 {
 	return e.volumeOf(item).Status.Progress.TotalBytes
 }
 
-// holdBack prevents the creation of users of a claim without data: their writes to an empty volume
-// would be taken for the data.
+// holdBack prevents the creation of users of a claim without data: their writes to the empty volume
+// would be taken for it.
 func (e *execution) holdBack(claim *manifest.Item) {
 	e.indexItems()
 	ofPod := slices.ContainsFunc(claim.OwnerUIDs, func(uid string) bool { return e.byUID[uid] != nil && e.byUID[uid].KindName == "Pod" })

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 )
 
-// Each cluster has its own default classes. A restored default beside them would change the result
-// for others, and two default IngressClasses serve nothing.
+// Each cluster has its own default classes. A restored one beside them would change the result for
+// others, and two default IngressClasses serve nothing.
 
 var defaultMarks = map[string][]string{
 	"storageclasses.storage.k8s.io":                 {"storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"},

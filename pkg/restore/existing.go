@@ -14,8 +14,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// worthListing is from how many objects of a kind in a namespace a list is read: requests stay
-// below a fifth of the objects.
+// worthListing is from how many objects of a kind in a namespace a list is read.
 const worthListing = 5
 
 // existing finds objects in lists, read page by page, since objects are asked for nearly in the
@@ -36,8 +35,7 @@ type listing struct {
 	from, to string
 	read     bool
 	more     string
-	// refused says that objects are read alone: the requester may not list, or the server's order
-	// differs.
+	// refused says that the server has no usable list, so that objects are read alone.
 	refused bool
 }
 

@@ -51,7 +51,7 @@ func (e *execution) isBinding(k *kind) bool {
 }
 
 // forbids says why a tenant's requester may not do something, or returns "". It asks only for a
-// plan; otherwise the request tells.
+// plan; else the request tells.
 func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb string) (string, error) {
 	switch {
 	case e.isBinding(k):

@@ -44,8 +44,8 @@ func (e *execution) inStorage(item *manifest.Item) bool {
 	return e.hasData(item) && volume.Problem == "" && volume.InStorage()
 }
 
-// hasLocal reports whether an object is a claim with moved data and a snapshot that stays. The
-// restore may ask for the moved data.
+// hasLocal reports whether an object is a claim with moved data and a snapshot that stays, unless
+// the restore asks for the moved data.
 func (e *execution) hasLocal(item *manifest.Item) bool {
 	volume := e.volumeOf(item)
 	return e.hasData(item) && volume.Problem == "" && volume.Snapshot != nil && volume.Snapshot.Cut != nil && !volume.Snapshot.Kept &&
@@ -190,8 +190,8 @@ func insteadOf(why error) string {
 	return "its data is read from the storage location, and not from its snapshot: " + why.Error()
 }
 
-// fromSnapshot returns a claim with its snapshot as its source. It returns other objects unchanged,
-// and a claim with moved data if that fails.
+// fromSnapshot returns a claim with its snapshot as its source. It returns other objects, and a
+// claim with moved data if that fails, unchanged.
 func (e *execution) fromSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	local := e.hasLocal(item)
 	if !local && !e.inStorage(item) {

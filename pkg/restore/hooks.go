@@ -238,8 +238,8 @@ func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
 	return nil
 }
 
-// note records the commands of a pod of the backup, and returns its init containers. skipped says
-// that its controller makes the pod.
+// note records the commands of a backed-up pod, and returns its init containers. skipped says that
+// its controller makes it.
 func (h *podHooks) note(item *manifest.Item, about subject, content *unstructured.Unstructured, skipped string) []map[string]any {
 	if item.APIGroup != "" || item.KindName != "Pod" {
 		return nil

@@ -97,8 +97,7 @@ func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured
 	return halfReason
 }
 
-// findHalves holds back the users of claims that the restore leaves out and whose data may be
-// incomplete.
+// findHalves holds back the users of claims that the restore leaves out and that may be incomplete.
 func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) error {
 	chosen, looked := map[manifest.Reference]bool{}, map[manifest.Reference]bool{}
 	for _, item := range items {
@@ -177,7 +176,7 @@ func (e *execution) spare(ctx context.Context, item *manifest.Item, about subjec
 	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it and restore again, leave it out, or set existingVolumePolicy to overwrite or replace")
 }
 
-// begin marks a claim that this restore has not created, before its data is written. A claim with a
+// begin marks a claim that this restore has not created, before its data is written. One with a
 // part of the data becomes this restore's.
 func (e *execution) begin(ctx context.Context, item *manifest.Item, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
@@ -205,7 +204,7 @@ func (e *execution) begin(ctx context.Context, item *manifest.Item, about subjec
 	return err
 }
 
-// used notes on a marked claim that a pod uses it: it then holds more than a part of the data, even
+// used notes on a marked claim that a pod uses it: it then has more than a part of the data, even
 // if the pod is deleted.
 func (e *execution) used(ctx context.Context, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {

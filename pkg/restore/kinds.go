@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// servedTimeout bounds the time until a kind is served after its definition was created: five
-	// seconds with several API servers.
+	// servedTimeout bounds the time until a created definition's kind is served: five seconds with
+	// several API servers.
 	servedTimeout  = time.Minute
 	servedInterval = 100 * time.Millisecond
 )

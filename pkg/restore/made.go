@@ -31,7 +31,7 @@ const (
 	// is none.
 	silence = time.Second
 	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the
-	// claim before the volume, it looks at both again within 15 s.
+	// claim first, it looks at both again within 15 s.
 	looksToBind = 4
 	// firstGlance doubles up to pollInterval.
 	firstGlance = 50 * time.Millisecond

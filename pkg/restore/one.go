@@ -256,7 +256,7 @@ type wish struct {
 	// asWritten is false for a schedule that the restore pauses.
 	asWritten bool
 	// converted says that the cluster serves another version than the backup's, reworded that
-	// fields had to change for it.
+	// fields had to change.
 	converted, reworded bool
 }
 
@@ -602,8 +602,7 @@ func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, 
 	return 0, "", nil, true, e.awaitGone(ctx, k, live)
 }
 
-// goesWith names the data or objects that would be lost with an object of a kind that no restore
-// deletes, or returns "".
+// goesWith names the loss with an object of a kind that no restore deletes, or returns "".
 func goesWith(k *kind) string {
 	switch k.name() {
 	case "persistentvolumeclaims", "persistentvolumes":

@@ -108,7 +108,7 @@ func (e *execution) writesOver() bool {
 
 func (e *execution) sparesData() bool { return !e.spec.VolumesOnly && !e.writesOver() }
 
-// spareVolumes refuses the restore if it would overwrite a claim's data, or keeps that data, by the
+// spareVolumes refuses the restore if it would overwrite a claim's data, or keeps that, by the
 // spec. A part left by an earlier restore is written again.
 func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) error {
 	if !e.sparesData() {

@@ -25,7 +25,7 @@ const (
 )
 
 // Plan computes what a restore would do now, by Run's code with planOnly and the same rights. It
-// writes and stores nothing. A plan that ctx ends is not Complete.
+// writes nothing. If ctx ends, the plan is not Complete.
 func Plan(ctx context.Context, request Request, deps Dependencies) *v1alpha1.RestorePlan {
 	request.Run = request.Run.DeepCopy()
 	request.Run.Spec.Restore.PlanOnly = true

@@ -86,8 +86,8 @@ func (e *execution) podsOfClaims(items []*manifest.Item) map[string]*manifest.It
 	return pods
 }
 
-// ephemeralOf returns the pod whose generic ephemeral volume the claim is for, or nil. A claim that
-// its pod names is not made anew.
+// ephemeralOf returns the pod of a generic ephemeral volume's claim, or nil. A claim that its pod
+// names is not made anew.
 func (e *execution) ephemeralOf(claim *manifest.Item, pods map[string]*manifest.Item) *manifest.Item {
 	if !isClaim(claim) {
 		return nil

@@ -64,7 +64,7 @@ func (s subject) String() string {
 }
 
 // toldIn returns the namespace whose readers may see findings about the subject, for a restore in
-// home. They may see findings about the restore and their namespace.
+// home: its own, or home for the restore itself.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == "namespaces" && s.name == home {
 		return home

@@ -285,8 +285,8 @@ type loop struct {
 	changed  chan struct{}
 	progress *graph.Progress
 	ready    []int32
-	// busy counts nodes that are ready or in work. again are nodes to retry when busy is zero;
-	// passed are nodes in again that hold no successor.
+	// busy counts nodes that are ready or in work. again are nodes to retry when it is zero; passed
+	// are nodes in again that hold no successor.
 	busy   int
 	again  []int32
 	passed map[int32]bool

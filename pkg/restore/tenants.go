@@ -107,8 +107,8 @@ func (e *execution) allowed(ctx context.Context, right Right) (bool, error) {
 	return allowed, nil
 }
 
-// authorize checks the requester's rights in all namespaces that the restore reads and writes. The
-// API server's check, at the creation, may be old.
+// authorize checks the requester's rights in all namespaces that the restore reads and writes: the
+// check at the creation may be old.
 func (e *execution) authorize(ctx context.Context) error {
 	if !e.request.tenant() {
 		return nil

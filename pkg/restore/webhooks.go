@@ -19,12 +19,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// webhookTimeout bounds the wait for a silent webhook, webhookEndTimeout the last one: its pods may
+// webhookTimeout bounds the wait for a silent webhook, webhookEndTimeout the last: its pods may
 // have been restored.
 var webhookTimeout, webhookEndTimeout, webhookInterval = 30 * time.Second, endpointsTimeout, 500 * time.Millisecond
 
-// deniedEndTimeout bounds the last retries of objects that admission denied: its inputs may have
-// just been restored.
+// deniedEndTimeout bounds the last retries of denied objects: admission's inputs may have just been
+// restored.
 var deniedEndTimeout = 3 * time.Second
 
 var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
@@ -89,7 +89,7 @@ func (w *webhooks) finish() {
 }
 
 // isDenied reports whether admission refused an object: inputs of a webhook, a policy or a quota
-// may be restored later.
+// may follow.
 func isDenied(err error) bool {
 	if unreached(err) {
 		return false
@@ -99,7 +99,7 @@ func isDenied(err error) bool {
 }
 
 // postpone notes an object for a retry at the end: a webhook did not answer, admission refused it,
-// or its account waits for that.
+// or its account waits so.
 func (w *webhooks) postpone(node int32, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

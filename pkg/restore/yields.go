@@ -82,8 +82,7 @@ func portsOf(spec map[string]any) (ports []map[string]any) {
 
 var refusedPort = regexp.MustCompile(`spec\.ports\[(\d+)\]\.nodePort`)
 
-// serviceYields removes the families, addresses and ports that a refusal names, and returns the
-// fields.
+// serviceYields removes and returns the families, addresses and ports that a refusal names.
 func serviceYields(service *unstructured.Unstructured, refusal error) (left []string) {
 	spec, _ := service.Object["spec"].(map[string]any)
 	text := refusal.Error()

@@ -114,7 +114,7 @@ func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1
 }
 
 // Use calls do with a record's repository. Everything stored before asked is visible. The context
-// of do also ends when the repository becomes unusable.
+// of do also ends if the repository becomes unusable.
 func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
 	o, err := s.enter(ctx, name, &secrets, asked)
 	if err != nil {
@@ -267,7 +267,7 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	}
 }
 
-// look makes everything visible that was stored before asked, once the indexes may be in memory.
+// look makes visible what was stored before asked, once the indexes may be in memory.
 func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 	ctx, stop := o.repository.While(ctx)
 	defer stop()

@@ -263,8 +263,8 @@ func (b *builder) behind(claim int32, user place, depth int) {
 	}
 }
 
-// Suspects returns, by namespace, items that may use any claim there: workloads whose references
-// were dropped for lack of room, and objects of other groups beside them, which may own them.
+// Suspects returns, by namespace, items that may use any claim there: workloads with references
+// dropped for lack of room, and objects of other groups beside them, which may own them.
 func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
 	suspects := map[string][]*manifest.Item{}
 	for _, items := range of {

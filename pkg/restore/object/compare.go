@@ -48,8 +48,8 @@ type Decision struct {
 	Immutable []string
 	// Patch is a JSON merge patch for Update. It fails if the object has changed since it was read.
 	Patch []byte
-	// Probe is set if fields of Besides may be the server's own. It is a patch for a dry run, whose
-	// answer, for Compare, has the server's fields.
+	// Probe, a patch for a dry run, is set if fields of Besides may be the server's own. Compare
+	// takes its answer, which has these.
 	Probe []byte
 }
 

@@ -17,8 +17,8 @@ import (
 // certificate is the field with an API server's CA, which belongs to the issuer.
 const certificate = "caBundle"
 
-// givenFields are fields, by kind.group, that Kubernetes sets only at the creation; having them is
-// no change. [] is any element of a list.
+// givenFields are fields, by kind.group, that Kubernetes sets at the creation, which is no change.
+// [] is any element of a list.
 var givenFields = map[string][]string{
 	"Namespace": {"spec"},
 	"Pod": {"spec.nodeName", "spec.priority", "spec.preemptionPolicy", "spec.priorityClassName", "spec.tolerations", "spec.overhead", "spec.serviceAccount",

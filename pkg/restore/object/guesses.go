@@ -50,8 +50,8 @@ func inTexts(namespaces []string) *regexp.Regexp {
 	}, "|"))
 }
 
-// guesses finds where an object seems to name mapped namespaces outside the places of its schema. A
-// namespace that is also a target is ignored.
+// guesses finds where an object seems to name mapped namespaces, except targets, outside the places
+// of its schema.
 func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	found := mentions{rules: r, names: map[string]bool{}}
 	if r.mentioned == nil || isDefinition(o) { // a schema has names of fields

@@ -163,7 +163,7 @@ func (c *change) pod() {
 type injection struct{ containers, volumes sets.Set[string] }
 
 // injected returns the additions of a service mesh, which adds them again, and of an earlier
-// restore, for which the pod must not wait again.
+// restore, for which the pod must not wait.
 func (c *change) injected() injection {
 	found := injection{sets.New[string](), sets.New[string]()}
 	spec := nested(c.object.Object, "spec")
@@ -219,8 +219,8 @@ func (c *change) service() {
 	}
 }
 
-// askedPorts are the ports that the Service's author asked for: in kubectl's stored configuration,
-// or with another field manager than the API server.
+// askedPorts are the ports asked for by the Service's author: in kubectl's stored configuration, or
+// by another field manager than the API server.
 type askedPorts struct {
 	numbers     sets.Set[int64]
 	healthCheck bool

@@ -15,7 +15,7 @@ import (
 )
 
 // mapNamespace moves the object to its namespace, and maps namespaces at the places of its schema.
-// A warning lists other places that seem to name an old one.
+// A warning lists others that seem to name an old one.
 func (c *change) mapNamespace(resource schema.GroupResource) {
 	if len(c.rules.namespaces) == 0 {
 		return

@@ -125,7 +125,7 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 
 const (
 	// maxRules and maxMatches bound the time for an object of 1 MiB, which each matching rule
-	// parses again.
+	// parses.
 	maxRules, maxMatches = 1000, 100
 )
 

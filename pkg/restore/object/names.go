@@ -274,8 +274,8 @@ func (r *Rules) mapRules(rules []map[string]any) {
 	}
 }
 
-// mapShortNames maps SERVICE.NAMESPACE in a certificate, which may be an ordinary domain. It is a
-// Service if its longer name is listed too.
+// mapShortNames maps SERVICE.NAMESPACE in a certificate, if its longer name is listed too: else it
+// may be an ordinary domain.
 func (r *Rules) mapShortNames(certificate map[string]any) {
 	names, _ := nested(certificate, "spec")["dnsNames"].([]any)
 	for i, name := range names {

@@ -124,8 +124,8 @@ func (r *Rules) Namespace(namespace string) string {
 	return namespace
 }
 
-// Owners returns the present uid of an owner in the backup; false if there is none. With an empty
-// uid the reference is added later.
+// Owners returns the present uid of an owner in the backup; false without one. With an empty uid
+// the reference is added later.
 type Owners func(owner metav1.OwnerReference) (types.UID, bool)
 
 // Desired returns the object to create; it changes o. Warnings name the differences. After an

@@ -103,8 +103,8 @@ type collector struct {
 	names  []string
 	key    []byte
 	// expected is the number of items to come. Labels, owners and references are kept while the
-	// other items fit into most bytes, so that no backup is refused for its labels. shortened
-	// counts items without them.
+	// other items fit into most bytes: no backup is refused for its labels. shortened counts items
+	// without them.
 	expected, most int64
 	shortened      int
 }

@@ -111,8 +111,8 @@ func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func
 	return true
 }
 
-// end returns where the gzip member with an object's first copy may end: a member ends in a second
-// copy, and the next begins with another object.
+// end returns where the gzip member with an object's first copy may end: it ends in a second copy,
+// and the next begins with another object.
 func (b *Backup) end(place manifest.Place) int64 {
 	i, _ := slices.BinarySearch(b.members, place.Member+1)
 	if i < len(b.members) && b.members[i] < b.size {

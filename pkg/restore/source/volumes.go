@@ -29,7 +29,7 @@ const labelClaimUID = "velero.io/pvc-uid"
 const methodPodVolume = "PodVolumeBackup"
 
 // Volume is a volume of the backup. Its snapshot Status.SnapshotID is in the backup's location, in
-// the repository of its pod's namespace. A volume moved by Velero has only the pod's namespace.
+// the repository of its pod's namespace. A volume moved by Velero has only that namespace.
 type Volume struct {
 	format.Volume
 	// Problem says why its data can't be restored, or is empty.

@@ -37,8 +37,8 @@ const (
 	retryRefused = 5 * time.Second
 )
 
-// holder returns the pod that holds a claim. Its only container ends when the agent says that the
-// data is complete, so a forgotten holder frees its volume.
+// holder returns the pod that holds a claim. It ends when the agent says that the data is complete,
+// so a forgotten one frees its volume.
 func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -237,8 +237,8 @@ func (r *Restorer) running(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, e
 	})
 }
 
-// until returns a pod when the condition holds, by its events. When ctx ends before, the error says
-// what the pod waits for.
+// until returns a pod when the condition holds, by its events. If ctx ends before, the error says
+// what it waits for.
 func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
 	pods := r.Kube.CoreV1().Pods(pod.Namespace)
 	last := pod
@@ -413,7 +413,7 @@ func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeCla
 	return errors.Join(errs...)
 }
 
-// holderNames returns the names of a claim's holders by try: a holder on a lost node may never be
+// holderNames returns the names of a claim's holders by try: one on a lost node may never be
 // deleted.
 func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
 	name := holderPrefix + digest(string(r.run.UID)+"/"+string(live.UID))

@@ -24,7 +24,7 @@ import (
 )
 
 // Hold makes a pod, before its creation, wait for these volumes without a claim, which Pod then
-// brings. By its label it is found if the restore ends without.
+// brings. Its label leads to it if the restore ends without.
 func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -67,8 +67,8 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	return nil
 }
 
-// allowPull adds the pull secrets of our image to a pod. A pod that names any does not get its
-// account's, so these are added too.
+// allowPull adds our image's pull secrets to a pod, with its account's: a pod that names any does
+// not get those.
 func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1.PodSpec) error {
 	if len(r.PullSecrets) == 0 {
 		return nil
@@ -190,8 +190,8 @@ func podVolumeText(volume string, pod *corev1.Pod) string {
 	return fmt.Sprintf("volume %s of pod %s in %s", volume, pod.Name, pod.Namespace)
 }
 
-// ephemeral returns the claim of a generic ephemeral volume, or nil: the agent finds the folder by
-// the persistent volume.
+// ephemeral returns a generic ephemeral volume's claim, or nil: the agent finds the folder by the
+// persistent volume.
 func (r *Restorer) ephemeral(ctx context.Context, pod *corev1.Pod, volume string) (*corev1.PersistentVolumeClaim, error) {
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume && v.Ephemeral != nil }) {
 		return nil, nil

@@ -75,7 +75,7 @@ type Claim struct {
 	// where it could.
 	Pod *corev1.Pod
 	// Paths are the files and folders to write; none is all. They are written through a pod that
-	// uses the claim, if there is one.
+	// uses the claim, if any.
 	Paths []string
 	// Provisioned says that the claim's volume is made with its data: nothing is written.
 	Provisioned bool
@@ -85,7 +85,7 @@ type Claim struct {
 	// Used is called when a pod uses the claim, so that nothing is written. Optional.
 	Used func(ctx context.Context) error
 	// Started is called with the name of a pod that started on the claim before its data was
-	// complete. Claim returns nil all the same. Optional.
+	// complete; Claim still returns nil. Optional.
 	Started func(pod string)
 
 	// try counts the holders; avoid is a failed one's node.

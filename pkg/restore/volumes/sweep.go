@@ -25,15 +25,15 @@ import (
 
 const sweepInterval = 10 * time.Minute
 
-// givenUpMost bounds the records for one abandoned pod: its author decides how many volumes it
-// names, and one record is enough.
+// givenUpMost bounds the records for one abandoned pod, which may name any number of volumes: one
+// record is enough.
 const givenUpMost = 100
 
 // givenUpPerNamespace bounds such records in a namespace: any pod can have the label.
 const givenUpPerNamespace = 200
 
-// Run deletes, until ctx ends, holders and records of ended or deleted restores, and tells their
-// waiting pods: End may have been missed, or the pods had no node then.
+// Run deletes, until ctx ends, holders and records of ended or deleted restores, and tells waiting
+// pods: End may have been missed, or they had no node then.
 func (v *Volumes) Run(ctx context.Context) {
 	for {
 		if err := v.sweep(ctx); err != nil && ctx.Err() == nil {

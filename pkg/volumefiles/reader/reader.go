@@ -180,8 +180,8 @@ func (r *Reader) find(ctx context.Context, record *enginev1alpha1.StorageLocatio
 	return found, nil
 }
 
-// mayRead refuses a volume that is not of the namespace in which the caller has rights. A backup
-// with a wrong signature names snapshots that its maker chose.
+// mayRead refuses a volume outside the namespace in which the caller has rights. A backup with a
+// wrong signature names snapshots that its maker chose.
 func (r *Reader) mayRead(ctx context.Context, record *enginev1alpha1.StorageLocation, v *volume, namespace string) error {
 	switch {
 	case v.origin == nil || v.origin.Trust == v1alpha1.BackupTrustForged:

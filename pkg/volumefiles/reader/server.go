@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// atOnce is how many answers are given at once, perNamespace how many of one namespace. An
-	// answer takes about 25 MB: a piece of a file, plain and as stored.
+	// atOnce is how many answers are given at once, perNamespace how many of one namespace. Each
+	// takes about 25 MB: a piece of a file, plain and as stored.
 	atOnce       = 4
 	perNamespace = 2
 	// patience bounds a request's wait for others.
 	patience = 5 * time.Second
-	// taken is how long the API server may take for a piece, longest for an answer, so that slow
-	// clients keep no places. kube-apiserver ends an answer after a minute.
+	// taken is how long the API server may take for a piece, longest for an answer: slow clients
+	// keep no places. kube-apiserver ends an answer after a minute.
 	taken      = time.Minute
 	longest    = 2 * time.Minute
 	pieceBytes = 256 << 10
