@@ -99,6 +99,7 @@ func (s *server) open() (*os.File, int64, error) {
 	return s.file, size, err
 }
 
+// ServeHTTP implements http.Handler.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	file, size, err := s.open()
 	if err != nil {

@@ -39,8 +39,8 @@ func (p *Progress) Call(do func()) {
 	do()
 }
 
-// Calls reports whether a call is pending, and counts returned calls and the server's answers.
-// While one is pending, it also asks the server.
+// Calls reports whether a call is pending, and returns a counter of returned calls and answers. If
+// it is unchanged while a call is pending, none has returned. Meanwhile Calls also asks the server.
 func (p *Progress) Calls() (waiting bool, answers int64) {
 	answers = p.calls.returned.Load()
 	waiting = p.calls.begun.Load() > answers

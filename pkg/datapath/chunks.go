@@ -20,8 +20,8 @@ import (
 
 // inPlaceSplitter cuts files that are written in place every MiB, by their names. Others are cut by
 // content, so that moved data is found again. In disk images and databases nothing moves: a fixed
-// size halves CPU time and memory, and a changed block costs 1 MiB, not 4. A file that changes its
-// splitter is stored anew once.
+// size halves CPU time and memory, and a changed block costs 1 MiB, not 4 or more. A file that
+// changes its splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
 var inPlaceExtensions = func() []string {
@@ -44,7 +44,8 @@ func isInPlace(name string) bool {
 
 // chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
 // splitter by folder, but compression by kind of file. So uploadPolicy marks these files by
-// disabling their compression, and they are compressed here.
+// disabling their compression, and they are compressed here. Files too small for compression are
+// marked too, and stay uncompressed.
 type chunker struct {
 	repo.RepositoryWriter
 	byContent bool // the repository's splitter is buzhash.Name

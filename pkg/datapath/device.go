@@ -149,6 +149,7 @@ type deviceTarget struct {
 	used     bool
 }
 
+// WriteAt implements target.
 func (t *deviceTarget) WriteAt(b []byte, offset int64) (n int, err error) {
 	t.progress.Call(func() { err = t.device.Write(t.ctx, b, offset) })
 	if err != nil {

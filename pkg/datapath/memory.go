@@ -246,7 +246,7 @@ func (m *Memory) kept() int64 {
 }
 
 const (
-	// leastExtras is for the smallest limit, 256 MiB.
+	// leastExtras bounds a volume's extras with the smallest limit, 256 MiB.
 	leastExtras     = 24 << 20
 	unboundedExtras = 256 << 20
 )

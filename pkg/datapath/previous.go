@@ -25,7 +25,7 @@ var racy = 2 * time.Second
 
 type basis struct {
 	complete *snapshot.Manifest
-	// spare has the snapshots that spare reading unchanged files.
+	// spare has the snapshots that spare reading unchanged files; none for a full read.
 	spare []*snapshot.Manifest
 	// fullRead is when the last upload that read every file began.
 	fullRead time.Time

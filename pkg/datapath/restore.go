@@ -43,7 +43,8 @@ type RestoreRequest struct {
 	Device bool
 	// Only has the paths to restore; all if empty. Other files stay.
 	Only []string
-	// Replace removes files that the snapshot lacks, without Only; otherwise a warning counts them.
+	// Replace removes files that the snapshot lacks; otherwise a warning counts them. With Only,
+	// neither happens.
 	Replace bool
 }
 

@@ -73,7 +73,8 @@ type UploadRequest struct {
 	// Path, Root and IsMount are as in Folder; the latter two are optional.
 	Path, Root string
 	IsMount    MountProbe
-	Device     bool
+	// Device is as in Folder.
+	Device bool
 	// Source is the volume. The newest snapshot of its claim, or of the same source if the claim
 	// may be the same, spares reading unchanged files.
 	Source Source
@@ -116,8 +117,8 @@ type UploadResult struct {
 	Warnings Warnings
 }
 
-// measureAfter is when the volume is walked for its size, which costs a tenth of an upload of small
-// files.
+// measureAfter is when the volume is walked for its size: short uploads need no total, and a walk
+// costs a tenth of an upload of small files.
 const measureAfter = 15 * time.Second
 
 // Upload stores a folder as a snapshot. If it fails, no snapshot is visible.

@@ -371,7 +371,7 @@ func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 		beside.Insert(snapshot.Extras)
 	}
 	for _, snapshot := range its {
-		// The end is stored in whole seconds, maybe the last listed snapshot's.
+		// The end has whole seconds, and the last listed snapshot may be of the same one.
 		if !snapshot.Saved.Before(backup.Status.CompletionTimestamp.Add(time.Second)) || !beside.Has(snapshot.ID) && volumes.Has(snapshot.Volume) {
 			return true
 		}

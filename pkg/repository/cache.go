@@ -36,6 +36,7 @@ const (
 //
 //   - Its files, also unfinished ones, take at most its limit; the blob unread for longest makes room.
 //     Two processes in one folder take at most twice the limit.
+//   - Blobs are encrypted as in the store, and no file contents are kept.
 //   - A blob's checksum is verified before an opened repository uses it. A damaged one is read from
 //     the store. Later damage fails a read, since Kopia authenticates what it decrypts.
 //   - After any failure here the store is read.

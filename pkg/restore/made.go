@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// DefaultLook bounds the look at new objects. Schedulers and provisioners report problems
-	// within a second or two.
+	// DefaultLook bounds the look at new objects, which ends at once when all is well. Schedulers
+	// and provisioners report problems within a second or two.
 	DefaultLook = 5 * time.Second
 	// silence is the time without an event about a pod or its controller: without a scheduler there
 	// is none.
@@ -33,7 +33,7 @@ const (
 	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the
 	// claim first, it looks at both again within 15 s.
 	looksToBind = 4
-	// firstGlance doubles up to pollInterval.
+	// firstGlance is the first interval of looks, doubled up to pollInterval.
 	firstGlance = 50 * time.Millisecond
 )
 

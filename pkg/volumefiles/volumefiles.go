@@ -35,7 +35,7 @@ const (
 
 	// begins bounds the time until an answer begins: kube-apiserver ends a request after a minute.
 	begins = 50 * time.Second
-	// silence bounds later silence.
+	// silence bounds pauses in an answer.
 	silence   = time.Minute
 	maxAnswer = 16 << 20
 )

@@ -39,7 +39,7 @@ type Splitter struct {
 }
 
 // NextSplitPoint takes the stream's next bytes and returns how many end a piece; the caller passes
-// the rest again. Without a cut it returns -1.
+// the rest again. Without a cut it returns -1 and has taken all.
 func (s *Splitter) NextSplitPoint(b []byte) int {
 	from, to := max(least-1-s.length, 0), min(Most-s.length, len(b))
 	at := -1

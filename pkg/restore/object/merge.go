@@ -290,6 +290,7 @@ func (c *comparison) besideElement(path string, is, put any, known bool, meta st
 // elementMeta makes an element of a list look like a field.
 type elementMeta struct{ strategicpatch.LookupPatchMeta }
 
+// LookupPatchMetadataForStruct implements strategicpatch.LookupPatchMeta.
 func (m elementMeta) LookupPatchMetadataForStruct(string) (strategicpatch.LookupPatchMeta, strategicpatch.PatchMeta, error) {
 	return m.LookupPatchMeta, strategicpatch.PatchMeta{}, nil
 }

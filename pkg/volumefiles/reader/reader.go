@@ -123,6 +123,7 @@ type volume struct {
 	files *datapath.Files
 }
 
+// open returns the volume's files, the same in every opening of the repository.
 func (v *volume) open(ctx context.Context, r *repository.Repository) (*datapath.Files, error) {
 	v.mu.Lock()
 	files := v.files
