@@ -7,7 +7,5 @@
 //     that change or vanish meanwhile, sockets, pipes and devices are warnings.
 //   - Restore writes a snapshot back with modes, owners, times, links and holes. It replaces files of the
 //     same name, keeps others, and returns when the data is on the disk.
-//   - Extras are hard links, extended attributes, access control lists and capabilities.
 //   - Both stay inside their folder despite changes by pods, and end within a second of their context.
-//   - A Manager runs the work of a node within its limit.
 package datapath

@@ -31,7 +31,7 @@ type Result struct {
 	// SizeBytes and Files are the repository's, after a full maintenance.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
-	// LockedUntil is until when all locked blobs are locked at least, after a full maintenance.
+	// LockedUntil is as in repository.Maintenance.
 	LockedUntil *time.Time `json:"lockedUntil,omitempty"`
 	// SweptBackups and SweptSnapshots count removed snapshots and their backups; in a dry run,
 	// those to remove.
@@ -53,7 +53,7 @@ type Result struct {
 // Check has a check's findings.
 type Check struct {
 	All bool `json:"all,omitempty"`
-	// Packs counts the index's packs; ReadPacks and ReadBytes what was read.
+	// Packs, ReadPacks and ReadBytes are as in repository.Check.
 	Packs     int   `json:"packs"`
 	ReadPacks int   `json:"readPacks,omitempty"`
 	ReadBytes int64 `json:"readBytes,omitempty"`

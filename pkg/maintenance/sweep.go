@@ -62,9 +62,8 @@ type sweep struct {
 
 type swept struct {
 	backups, snapshots int
-	// waiting counts removals with existing backups.
+	// waiting and missing are as in Result.
 	waiting int
-	// missing counts backups that are missing, or don't list their snapshots, if too many.
 	missing int
 }
 

@@ -6,7 +6,6 @@
 //
 //   - Velero finds and reads it: PREFIX/kopia/NAMESPACE/, client default@default, which owns the
 //     maintenance, and the marker udmrepo.Repository.
-//   - Create is safe against concurrent or paused processes. Nothing is initialised over existing data.
 //   - The store is used through package store. A folder store never leaves the repository's folder, and
 //     syncs its writes.
 //   - No key or credential reaches a log, an error or a disk.

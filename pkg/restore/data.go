@@ -27,8 +27,7 @@ import (
 // Volumes restores the data of claims: a volumes.Restorer, except in tests.
 type Volumes interface {
 	Claim(ctx context.Context, claim volumes.Claim) error
-	// Hold makes a pod, before its creation, wait for its volumes' data. Pod returns when that data
-	// is complete.
+	// Hold and Pod are for a pod's volumes without a claim.
 	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
 	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
 	Counts() v1alpha1.RestoreVolumesProgress

@@ -128,10 +128,8 @@ type Refused struct{ Reasons []string }
 func (r *Refused) Error() string { return strings.Join(r.Reasons, "; ") }
 
 // Run executes a restore and returns when it or ctx has ended. Failed objects are in the results.
-// An error says why not everything was tried; Refused, that nothing was.
-//
-// Any process may call it again for the same restore, also while another still works. Each object
-// is created at most once: its name is taken, and it carries the restore's uid.
+// An error says why not everything was tried; Refused, that nothing was. Any process may call it
+// again for the same restore, also while another still works: no object is created twice.
 func Run(ctx context.Context, request Request, deps Dependencies) *Ended {
 	e := newExecution(ctx, request, deps)
 	err := e.contain(func() error { return e.run(ctx) })

@@ -8,6 +8,6 @@
 //     ends with a message, and the kubelet restarts it; the pod starts when the volume is restored.
 //   - The container needs no token and no rights, and passes the restricted Pod Security Standard.
 //     Nothing of it is in the pod's volumes.
-//   - A message is whole or absent, survives restarts, and may be repeated. A complete volume stays so.
+//   - A message is whole or absent, survives restarts, and may be repeated.
 //   - The emptyDir's content can't lead the agent elsewhere.
 package restorewait

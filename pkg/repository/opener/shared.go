@@ -39,7 +39,7 @@ var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout
 // key.
 //
 //   - Each use reads Secrets, records and locations again, and shares only an opening with equal ones.
-//   - A user sees everything stored before the work was requested, and no replaced repository.
+//     It sees no replaced repository.
 //   - After a failed use, the next one opens the repository anew.
 //   - Concurrent users open it once. A failed opening is not kept, and an opening without waiting users
 //     is cancelled.

@@ -9,9 +9,6 @@
 //   - Kills and pauses are harmless: records and holders are named by the restore and the claim's
 //     uid, so the next process continues.
 //   - A holder has the restore's rights: quotas, limits and Pod Security hold. It has no token.
-//   - Claims that a pod uses together are bound where it can use them together.
 //   - A claim with a lost node or holder is held again, once, after its agent has stopped.
-//   - A waiting pod is told if its restore ends without its volumes.
 //   - Every wait is bounded, and an abandoned volume is not written later.
-//   - End deletes holders, the recorded end records, and sweeps both.
 package volumes

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package reader reads the files of volume backups in the controller that leads, for the API
-// server. docs/design/files.md has its bounds: a client that takes nothing for a minute, or two
-// minutes for all, loses its answer, and asks for the rest.
+// server. docs/design/files.md has its bounds.
 package reader
 
 import (
@@ -30,8 +29,8 @@ const (
 	perNamespace = 2
 	// patience bounds a request's wait for others.
 	patience = 5 * time.Second
-	// taken is how long the API server may take for a piece, longest for an answer: slow clients
-	// keep no places. kube-apiserver ends an answer after a minute.
+	// taken is how long the API server may take for a piece, longest for an answer, so that slow
+	// clients keep no places: they ask for the rest. kube-apiserver ends an answer after a minute.
 	taken      = time.Minute
 	longest    = 2 * time.Minute
 	pieceBytes = 256 << 10
