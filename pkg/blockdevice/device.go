@@ -20,15 +20,11 @@ import (
 )
 
 const (
-	// startTimeout bounds the wait for a server that starts.
 	startTimeout = time.Minute
-	// startLook is the interval of attempts to reach it.
-	startLook = 200 * time.Millisecond
-	// mostWords bounds the words of a failure.
-	mostWords = 1000
-	// connections bounds the idle ones.
-	connections = 32
-	address     = "http://device/"
+	startLook    = 200 * time.Millisecond
+	mostWords    = 1000
+	connections  = 32
+	address      = "http://device/"
 )
 
 // Device is a block device that a pod serves. It is safe for concurrent use.
@@ -37,8 +33,8 @@ type Device struct {
 	size   int64
 }
 
-// Open connects to the server in a folder, which may be starting. The folder's owner is not trusted: no
-// link is followed from it.
+// Open connects to the server in a folder, which may be starting. It follows no link from the
+// folder, whose owner is not trusted.
 func Open(ctx context.Context, folder string) (*Device, error) {
 	d := &Device{client: clientOf(folder)}
 	limited, cancel := context.WithTimeout(ctx, startTimeout)
@@ -85,11 +81,10 @@ func dial(ctx context.Context, folder string) (net.Conn, error) {
 	if stat.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		return nil, fmt.Errorf("%s/%s is no socket", folder, socketName)
 	}
-	// By the open socket, not by its path, which may name another one by now.
+	// By the open socket, not its path, which may name another by now.
 	return new(net.Dialer).DialContext(ctx, "unix", "/proc/self/fd/"+strconv.Itoa(socket))
 }
 
-// do returns a successful response.
 func (d *Device) do(ctx context.Context, method string, headers map[string]string, body []byte) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
 	if err != nil {
@@ -110,7 +105,6 @@ func (d *Device) do(ctx context.Context, method string, headers map[string]strin
 	return nil, &failure{response.StatusCode, strings.TrimSpace(string(words))}
 }
 
-// failure is an answer of the server.
 type failure struct {
 	code  int
 	words string
@@ -123,7 +117,6 @@ func (f *failure) Error() string {
 	return f.words
 }
 
-// write does a request without an answer's content.
 func (d *Device) write(ctx context.Context, method string, offset, length int64, body []byte) error {
 	headers := map[string]string{}
 	if length > 0 {
@@ -137,10 +130,10 @@ func (d *Device) write(ctx context.Context, method string, offset, length int64,
 	return errors.Join(err, response.Body.Close())
 }
 
-// Size is the device's, in bytes.
+// Size returns the device's bytes.
 func (d *Device) Size() int64 { return d.size }
 
-// Read returns the bytes from an offset to the end of the device. The caller closes them.
+// Read returns the bytes from an offset on. The caller closes them.
 func (d *Device) Read(ctx context.Context, offset int64) (io.ReadCloser, error) {
 	if offset >= d.size {
 		return io.NopCloser(strings.NewReader("")), nil
@@ -163,7 +156,7 @@ func (d *Device) Write(ctx context.Context, b []byte, offset int64) error {
 	return d.write(ctx, http.MethodPut, offset, int64(len(b)), b)
 }
 
-// Clear makes a range zeros, without writing them. It returns false if the device can't.
+// Clear makes a range zeros without writing them. It returns false if the device can't.
 func (d *Device) Clear(ctx context.Context, offset, length int64) (bool, error) {
 	err := d.write(ctx, http.MethodDelete, offset, length, nil)
 	if of, ok := errors.AsType[*failure](err); ok && of.code == http.StatusNotImplemented {

@@ -1,11 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package blockdevice serves a block device over a socket, and reads and writes it there. A pod
-// without any privilege serves the device of its own volume: the kubelet lets it open no other. The
-// node agent has no right to open devices, and finds the socket in an emptyDir of the pod.
+// Package blockdevice serves a block device over a socket, and reads and writes it there. An
+// unprivileged pod serves its own volume's device, the only one that the kubelet lets it open. The
+// node agent may open no devices, and finds the socket in the pod's emptyDir.
 //
-// The protocol is HTTP. GET reads a range, PUT writes one, and DELETE makes one zeros. POST writes all
+// The protocol is HTTP: GET reads a range, PUT writes one, DELETE makes one zeros, POST writes all
 // to the disk.
 package blockdevice
 
@@ -25,16 +25,13 @@ import (
 )
 
 const (
-	// socketName is the socket's name in its folder.
-	socketName = "device.sock"
-	// closeTimeout bounds the end of requests when a server stops.
+	socketName   = "device.sock"
 	closeTimeout = 5 * time.Second
-	// contentRange is the header with the range of a PUT or DELETE.
 	contentRange = "Content-Range"
 )
 
-// Serve serves a device at a socket in a folder until ctx ends. A request for a device that can't be
-// opened gets the reason, and the next one tries again.
+// Serve serves a device at a socket in a folder until ctx ends. If the device can't be opened, a
+// request gets the reason, and the next tries again.
 func Serve(ctx context.Context, folder, device string, writable bool) error {
 	path := filepath.Join(folder, socketName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -81,7 +78,6 @@ func (s *server) close() {
 	}
 }
 
-// open opens the device once, and returns its size.
 func (s *server) open() (*os.File, int64, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +138,6 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rangeOf returns the range of a request, which must be within the device.
 func rangeOf(r *http.Request, size int64) (offset, length int64, err error) {
 	var last int64
 	text := r.Header.Get(contentRange)

@@ -10,29 +10,27 @@ import (
 	"time"
 )
 
-// Class of work: a lower class runs first.
+// Class orders work: lower classes run first.
 type Class int
 
 const (
 	// ClassRestore runs first: a user waits for it.
 	ClassRestore Class = iota
-	// ClassBackup waits for restores, but not for ever.
+	// ClassBackup yields to at most restoresInRow restores.
 	ClassBackup
 
 	classes = iota
 )
 
-// restoresInRow is how many restores may pass a waiting backup.
 const restoresInRow = 3
 
 // Work is what a Manager runs.
 type Work struct {
-	// Key identifies the work: a manager has one of a key.
+	// Key is unique in a manager.
 	Key   string
 	Class Class
 	Run   string
-	// Asked is when the work was requested; the run's earliest work is first. Records have whole
-	// seconds, so Name breaks ties.
+	// Asked orders a run's work; Name breaks ties within a second.
 	Asked time.Time
 	Name  string
 	// Do must end soon after its context.
@@ -44,8 +42,8 @@ type job struct {
 	cancel context.CancelCauseFunc
 }
 
-// backlog orders waiting work: restores before backups, and a backup after restoresInRow restores
-// that passed it. Within a class the runs take turns; within a run, requests are in order.
+// backlog gives restores first, but at most restoresInRow before a waiting backup. Within a class
+// the runs take turns, each in the order of its requests.
 type backlog struct {
 	turns  [classes][]*run
 	passed int
@@ -68,7 +66,7 @@ func (b *backlog) push(j *job) {
 	r.jobs = slices.Insert(r.jobs, at, j)
 }
 
-// inOrder compares work of one run by its records, not by arrival: a restart keeps the order.
+// inOrder compares records, not arrival, so a restart keeps the order.
 func inOrder(a, b *job) int {
 	return cmp.Or(a.Asked.Compare(b.Asked), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key))
 }

@@ -14,20 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls counts the kernel's calls for the files of a volume. On a hanging disk or server they never
-// return, and can only be noticed. A disk's file system answers statfs from memory, so that proves
-// nothing. A network file system asks its server: the answer shows that a long call is still
-// served.
+// calls counts the kernel's calls for a volume's files, since on a hanging disk or server they
+// never return. A network file system answers statfs from its server, which shows that a long call
+// is served; a disk's answers from memory, which proves nothing.
 type calls struct {
 	begun, returned atomic.Int64
 	syncing         atomic.Uint64
-	// served is the volume's folder if its file system has a server; asking is true during a
-	// question.
+	// served is the volume's folder if its file system has a server.
 	served atomic.Pointer[os.File]
 	asking atomic.Bool
 }
 
-// begin counts a call, end its return. Between them nothing may wait for a store or for other work.
+// begin counts a call, end its return. Between them nothing may wait for a store or other work.
 func (c *calls) begin() *calls {
 	c.begun.Add(1)
 	return c
@@ -35,15 +33,14 @@ func (c *calls) begin() *calls {
 
 func (c *calls) end() { c.returned.Add(1) }
 
-// Call counts do among the kernel's calls for the volume's files.
+// Call counts do as one of the kernel's calls.
 func (p *Progress) Call(do func()) {
 	defer p.calls.begin().end()
 	do()
 }
 
 // Calls reports whether a call is pending, and returns a counter of returned calls and answers. If
-// it is unchanged while a call is pending, none has returned. While one is pending, Calls also asks
-// the files' server.
+// it is unchanged while a call is pending, none has returned. Meanwhile Calls also asks the server.
 func (p *Progress) Calls() (waiting bool, answers int64) {
 	answers = p.calls.returned.Load()
 	waiting = p.calls.begun.Load() > answers
@@ -57,7 +54,7 @@ func (p *Progress) Calls() (waiting bool, answers int64) {
 	return waiting, answers
 }
 
-// ask asks the files' server, unless its last answer is outstanding. The question counts as a call.
+// ask asks the files' server, counted as a call, unless an answer is outstanding.
 func (c *calls) ask() {
 	folder := c.served.Load()
 	if folder == nil || !c.asking.CompareAndSwap(false, true) {
@@ -71,11 +68,10 @@ func (c *calls) ask() {
 	}()
 }
 
-// hasServer reports whether statfs of the folder asks a server.
 func hasServer(folder *os.File) bool {
 	stat, err := filesystem(folder)
 	if err != nil {
-		return true // unknown drivers are taken for a server's; a disk's never fails here
+		return true // unknown drivers count as a server's; a disk's never fails here
 	}
 	switch uint32(stat.Type) { // the type is signed on some machines
 	case unix.FUSE_SUPER_MAGIC, unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC:
@@ -95,14 +91,13 @@ func filesystem(folder *os.File) (stat unix.Statfs_t, err error) {
 	return stat, errors.Join(err, controlled)
 }
 
-// devices is where the kernel lists block devices. Tests replace both.
+// Tests replace both.
 var (
 	devices = "/sys/dev/block"
 	syncfs  = unix.Syncfs
 )
 
-// completed returns how many reads, writes and flushes a device has done; 0 and false without
-// statistics.
+// completed returns a device's finished reads, writes and flushes; false without statistics.
 func completed(device uint64) (sum int64, ok bool) {
 	text, err := os.ReadFile(fmt.Sprintf("%s/%d:%d/stat", devices, unix.Major(device), unix.Minor(device)))
 	if err != nil {
@@ -117,9 +112,8 @@ func completed(device uint64) (sum int64, ok bool) {
 	return sum, sum > 0
 }
 
-// sync writes the whole file system to its disk, other files included, however long that takes. It
-// does not count as hanging while the device works or the server answers. Without a way to tell, it
-// is not counted.
+// sync writes the whole file system to its disk, however long that takes. It counts as hanging
+// while neither the device works nor the server answers, but not if both are unknown.
 func (h handle) sync() error {
 	stat, err := h.stat()
 	if err != nil {

@@ -18,14 +18,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath/buzhash"
 )
 
-// inPlaceSplitter cuts files that are written in place every MiB. Other files are cut by content,
-// so moved data, as in a dump or a log, is found again. In images of disks and files of databases
-// nothing moves: a fixed size takes half of the CPU time and memory, and a changed block costs 1
-// MiB instead of 4 or more. The name decides, so the choice is stable. A file that changes its
-// splitter is stored anew once.
+// inPlaceSplitter cuts files that are written in place every MiB, by their names. Others are cut by
+// content, so that moved data is found again. In disk images and databases nothing moves: a fixed
+// size halves CPU time and memory, and a changed block costs 1 MiB, not 4 or more. A file that
+// changes its splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
-// inPlaceExtensions are sorted, in lower and upper case.
 var inPlaceExtensions = func() []string {
 	extensions := []string{
 		".img", ".qcow", ".qcow2", ".qed", ".raw", ".vdi", ".vhd", ".vhdx", ".vmdk",
@@ -45,17 +43,17 @@ func isInPlace(name string) bool {
 }
 
 // chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
-// splitter by folder, but compression by kind of file. So uploadPolicy turns compression off for
-// these files; that marks them here, and they are compressed like others. Files too small for
-// compression are marked too, and stay uncompressed.
+// splitter by folder, but compression by kind of file. So uploadPolicy marks these files by
+// disabling their compression, and they are compressed here. Files too small for compression are
+// marked too, and stay uncompressed.
 type chunker struct {
 	repo.RepositoryWriter
-	byContent bool // the repository uses the splitter of package buzhash
+	byContent bool // the repository's splitter is buzhash.Name
 	files     *atomic.Int64
 }
 
 // flushEvery is after how many files the indexes are written. Kopia keeps them in memory until
-// then, 0.4 to 0.8 KB for each file, by default for ten minutes.
+// then, 0.4 to 0.8 KB a file, by default for ten minutes.
 var flushEvery int64 = 100_000
 
 func newChunker(w repo.RepositoryWriter) chunker {
@@ -63,8 +61,8 @@ func newChunker(w repo.RepositoryWriter) chunker {
 	return chunker{w, ok && direct.ObjectFormat().Splitter == buzhash.Name, new(atomic.Int64)}
 }
 
-// contentOfFile begins Kopia's description of a file, before its name; or of a part of a large
-// file, before a UUID.
+// contentOfFile begins Kopia's description of a file, before its name; or of a large file's part,
+// before a UUID.
 const contentOfFile = "FILE:"
 
 func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptions) object.Writer {
@@ -90,14 +88,13 @@ func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptio
 	}}
 }
 
-// smallFile is the size of the largest small file: no splitter of Kopia cuts so few bytes.
+// smallFile bytes are cut by no splitter of Kopia.
 const smallFile = 64 << 10
 
 var beginnings = sync.Pool{New: func() any { return new([smallFile]byte) }}
 
-// fileWriter keeps the beginning of a file until it exceeds a small file. It stores a small file
-// itself: starting goroutines for a large file's pieces costs as much as the file. The stored
-// objects are the same.
+// fileWriter stores a small file itself, since goroutines for a large file's pieces would cost as
+// much as the file. The stored objects are the same.
 type fileWriter struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions
@@ -106,7 +103,7 @@ type fileWriter struct {
 	mu     sync.Mutex // checkpoints come from another goroutine
 	kept   *[smallFile]byte
 	length int
-	begun  object.Writer // nil before the first write
+	begun  object.Writer
 }
 
 func (w *fileWriter) beginLocked() error {

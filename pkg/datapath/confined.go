@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confined is a folder that is never left, not even by a link that a pod creates during the work.
-// All calls are counted.
+// confined is a folder that is never left, not even by a pod's links. All calls are counted.
 type confined struct {
 	root   *os.Root
 	top    *os.File
@@ -33,7 +32,7 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	if err := folder.checkMount(top); err != nil {
 		return nil, errors.Join(err, top.Close())
 	}
-	// Opens the folder that was checked, not its path, which may name another one by now.
+	// Opens the checked folder: its path may name another by now.
 	root, err := os.OpenRoot(folderPath(int(top.Fd())))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
@@ -44,7 +43,6 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	return &confined{root: root, top: top, folder: folder, calls: calls}, nil
 }
 
-// stillThere fails if another folder is at the path.
 func (c *confined) stillThere() error {
 	defer c.calls.begin().end()
 	opened, err := c.top.Stat()
@@ -115,8 +113,8 @@ func (c *confined) Chtimes(path string, accessed, modified time.Time) error {
 	return c.root.Chtimes(path, accessed, modified)
 }
 
-// handle opens a file or folder with one call, where the kernel can confine it. Otherwise, or with
-// links on the way, it walks by os.Root. Only the owner may read a new file.
+// handle opens a file or folder in one call if the kernel can confine it; otherwise, or with links
+// on the way, by os.Root. Only the owner may read a new file.
 func (c *confined) handle(path string, flags int) (handle, error) {
 	defer c.calls.begin().end()
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
@@ -138,8 +136,8 @@ func (c *confined) handle(path string, flags int) (handle, error) {
 
 const newFileMode = 0o600
 
-// handle is an open file or folder. An os.File would cost as much as a small file does. It is
-// closed once, when no goroutine uses it.
+// handle is an open file or folder, cheaper than an os.File, which costs as much as a small file.
+// It is closed once, when no goroutine uses it.
 type handle struct {
 	fd    int
 	path  string
@@ -153,8 +151,8 @@ func (h handle) failed(what string, err error) error {
 	return &os.PathError{Op: what, Path: h.path, Err: err}
 }
 
-// do repeats a call that a signal interrupts, as package os does. Network file systems and FUSE let
-// signals in, and Go's scheduler sends some.
+// do repeats interrupted calls, as package os does: network file systems and FUSE let signals in,
+// and Go's scheduler sends some.
 func (h handle) do(what string, call func() error) error {
 	return h.failed(what, h.again(call))
 }
@@ -213,8 +211,8 @@ func (h handle) chmod(mode fs.FileMode) error {
 	return h.do("chmod", func() error { return unix.Fchmod(h.fd, bits) })
 }
 
-// setTime sets the times of the open file or folder. File systems that set times by the open file
-// have then written all earlier data; cp and tar rely on it, too.
+// setTime sets the times of an open file or folder. File systems have then written all its earlier
+// data; cp and tar rely on it, too.
 func (h handle) setTime(t time.Time) error {
 	at := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{at, at}

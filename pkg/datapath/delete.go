@@ -17,21 +17,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Snapshot describes a snapshot of a repository by its tags.
+// Snapshot describes a snapshot by its tags.
 type Snapshot struct {
 	ID string
-	// Backup is the uid of the backup, empty for old snapshots.
+	// Backup is the backup's uid, empty for old snapshots.
 	Backup                types.UID
 	StoreName, ClusterUID string
-	// Volume tells the volumes of a backup apart: the claim's uid, or the path of Kopia's source.
+	// Volume distinguishes a backup's volumes: the claim's uid, or Kopia's source path.
 	Volume string
-	// Saved is when it was stored, by the writer's clock.
+	// Saved is by the writer's clock.
 	Saved time.Time
-	// Extras is the id of the snapshot with its extras, which no backup lists; empty without.
+	// Extras is the id of the snapshot with its extras, in no backup's list; or empty.
 	Extras string
 }
 
-// Snapshots returns all snapshots of a repository, including checkpoints of uploads.
+// Snapshots returns all snapshots of a repository, also checkpoints.
 func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
@@ -49,9 +49,9 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 	return all, nil
 }
 
-// DeleteSnapshots deletes snapshots by Kopia's ids, with their extras unless a remaining snapshot
-// shares them. Missing ids count as deleted; manifests of other types stay. Maintenance frees the
-// space later, so a running restore is not disturbed.
+// DeleteSnapshots deletes snapshots by Kopia's ids, with extras that no remaining snapshot shares.
+// Missing ids count as deleted; manifests of other types stay. Maintenance frees the space later,
+// which disturbs no restore.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	all, err := Snapshots(ctx, r)
@@ -59,7 +59,7 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		return err
 	}
 	there := make(map[string]Snapshot, len(all))
-	neededBy := map[string]int{} // how many remaining snapshots need extras, by their id
+	neededBy := map[string]int{} // remaining snapshots that need extras, by their id
 	for _, snapshot := range all {
 		there[snapshot.ID] = snapshot
 		neededBy[snapshot.Extras]++

@@ -26,19 +26,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// A block device is a snapshot with one file, as in Velero. All of it is read, and what the repository
-// has already is not stored again.
+// A block device is a snapshot with one file, as in Velero. All of it is read, and only new data is
+// stored.
 
-// deviceName is the name of a device's file. By its extension it is cut as a file that is written in
-// place.
+// deviceName has the extension of a file that is written in place, and is cut as one.
 const deviceName = "device.raw"
 
-// clearedAtOnce bounds the bytes of a device that one call makes zeros: a call that takes minutes is taken for one that
-// hangs.
+// clearedAtOnce bounds the bytes that one call clears: a call of minutes counts as hanging.
 const clearedAtOnce = 1 << 30
 
-// DeviceFolder returns the folder of the socket where a pod serves a block device: an emptyDir of the
-// pod. The error is PodFolder's.
+// DeviceFolder returns the pod's emptyDir with the socket where it serves a block device. The error
+// is PodFolder's.
 func DeviceFolder(podsDir string, pod types.UID, emptyDir string) (Folder, error) {
 	if err := segment("name of the emptyDir", emptyDir); err != nil {
 		return Folder{}, err
@@ -47,7 +45,6 @@ func DeviceFolder(podsDir string, pod types.UID, emptyDir string) (Folder, error
 	return Folder{Path: filepath.Join(volumes, "kubernetes.io~empty-dir", emptyDir), Device: true}, err
 }
 
-// uploadDevice is Upload of a block device.
 func uploadDevice(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (UploadResult, error) {
 	device, err := blockdevice.Open(ctx, req.Path)
 	if err != nil {
@@ -89,7 +86,7 @@ func uploadDevice(ctx context.Context, r *repository.Repository, req UploadReque
 	return UploadResult{SnapshotID: string(man.ID), TotalBytes: device.Size(), IncrementalBytes: min(stored.Load(), device.Size()), Files: 1, Warnings: notes.warnings()}, nil
 }
 
-// restoreDevice is Restore into a block device. Its other bytes become zeros.
+// restoreDevice fills the rest of the device with zeros.
 func restoreDevice(ctx context.Context, r *repository.Repository, man *snapshot.Manifest, req RestoreRequest, p *Progress) (RestoreResult, error) {
 	if len(req.Only) > 0 {
 		return RestoreResult{}, errors.New("the volume is a block device, which is restored as a whole: leave out the paths")
@@ -144,7 +141,7 @@ func restoreDevice(ctx context.Context, r *repository.Repository, man *snapshot.
 	return RestoreResult{TotalBytes: file.Size(), Files: 1, Warnings: out.notes.warnings()}, nil
 }
 
-// deviceTarget is a target whose bytes may be other than zeros before.
+// deviceTarget may have other bytes than zeros before.
 type deviceTarget struct {
 	ctx      context.Context
 	device   *blockdevice.Device
@@ -161,13 +158,11 @@ func (t *deviceTarget) WriteAt(b []byte, offset int64) (n int, err error) {
 	return len(b), nil
 }
 
-// Truncate implements target. A device has its size.
+// Truncate does nothing: a device has its size.
 func (t *deviceTarget) Truncate(int64) error { return nil }
 
-// keepsZeros implements zeroKeeper.
 func (t *deviceTarget) keepsZeros() bool { return !t.used }
 
-// deviceFile presents a device to Kopia's uploader.
 type deviceFile struct {
 	device   *blockdevice.Device
 	progress *Progress
@@ -185,7 +180,7 @@ func (f *deviceFile) Device() fs.DeviceInfo       { return fs.DeviceInfo{} }
 func (f *deviceFile) LocalFilesystemPath() string { return "" }
 func (f *deviceFile) Close()                      {}
 
-// Open implements fs.File. The uploader opens a large device once for each of its parts.
+// Open is called once for each part of a large device.
 func (f *deviceFile) Open(ctx context.Context) (fs.Reader, error) {
 	done, err := MemoryOf(ctx).file(ctx)
 	if err != nil {

@@ -30,21 +30,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kopia stores no extended attributes (access control lists, capabilities) and no hard links. These
-// extras are in a second snapshot: a file with a line of JSON for each file or folder that has
-// some. The tag tagExtras of the volume's snapshot has its id. Kopia's tools and Velero restore the
-// volume without it.
+// Kopia stores no extended attributes (access control lists, capabilities) and no hard links. A
+// second snapshot has these: a line of JSON for each file or folder that has some. The volume's
+// snapshot has its id as tagExtras; Kopia's tools and Velero restore the volume without it.
 
 type extra struct {
 	Attributes map[string][]byte `json:"attributes,omitempty"`
-	// Link is the same number for all names of a file.
+	// Link is the same for all names of a file.
 	Link int `json:"link,omitempty"`
 
 	line int
 }
 
 type extraLine struct {
-	// Path from the volume's root, which is ".".
+	// Path is relative to the volume's root, ".".
 	Path string `json:"path"`
 	extra
 }
@@ -54,8 +53,8 @@ const (
 	extrasSource = "holdfast-extras"
 )
 
-// isKept reports whether an attribute belongs to the volume. Others belong to the node: security
-// labels, kernel signatures, notes of file systems.
+// isKept reports whether an attribute belongs to the volume, not the node: security labels, kernel
+// signatures and notes of file systems are the node's.
 func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
@@ -69,12 +68,12 @@ type extras struct {
 	open   []byte
 	starts []int
 	runs   []*packed
-	bytes  int64 // size of the runs, with the memory to merge them
+	bytes  int64 // of the runs, with the memory to merge them
 }
 
 const (
 	runBytes = 4 << 20
-	// looseExtras bounds the unpacked lines: a run while a volume is walked, a batch in a restore.
+	// looseExtras bounds unpacked lines: a run during an upload, a batch in a restore.
 	looseExtras = 2 * runBytes
 )
 
@@ -85,11 +84,10 @@ func newExtras(notes *notes) *extras {
 	return &extras{notes: notes, most: unboundedExtras}
 }
 
-// folderPath returns a path of an open folder that stays valid when the folder moves.
+// folderPath returns a path of an open folder that stays valid when it moves.
 func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe collects the extras of a file or folder, by its name in an open folder, whose path in the
-// volume is in. space is a buffer for names of attributes.
+// observe collects the extras of an entry of an open folder; in is the folder's path in the volume.
 func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
@@ -128,8 +126,8 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	return x.add(rel, found)
 }
 
-// number returns the same number for all names of a file, in each backup of a volume. It does not
-// use the root's device, whose number may change with a mount.
+// number returns the same number for all names of a file, in each backup. The root's device number
+// may change with a mount, so it does not count.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)
@@ -209,7 +207,7 @@ func listAttributes(folder int, name string, b []byte) (int, error) {
 const namesSpace = 1024
 
 // readAttributes returns the kept attributes of a file, folder or link; none if the file system has
-// none. space is a buffer for names.
+// none.
 func readAttributes(folder int, name string, space []byte) (map[string][]byte, error) {
 	names, err := grown(space, func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
@@ -243,7 +241,7 @@ func (h handle) attributes() (map[string][]byte, error) {
 	return readAttributes(h.fd, ".", make([]byte, namesSpace))
 }
 
-// attributeSize is Linux's limit for the list of names, and for a value.
+// attributeSize is Linux's limit for a list of names or a value.
 const attributeSize = 64 << 10
 
 func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {

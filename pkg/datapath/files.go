@@ -28,20 +28,20 @@ import (
 )
 
 var (
-	// ErrNoFile means that a snapshot has nothing at a path.
+	// ErrNoFile means that the snapshot lacks the path.
 	ErrNoFile = errors.New("the volume backup has no such file or folder")
-	// ErrFileKind means that there is something of another kind at a path.
+	// ErrFileKind means that the path has another kind.
 	ErrFileKind = errors.New("it is of another kind")
-	// ErrFilePath means that a path can't be in a volume.
+	// ErrFilePath means that no volume can have the path.
 	ErrFilePath = errors.New("the path is not valid")
-	// ErrFileToken means that a token is not of the folder.
+	// ErrFileToken means that the token is not the folder's.
 	ErrFileToken = errors.New("the continue token is not one that a page of this folder has returned")
 )
 
-// FileType is the type of a file in a snapshot.
+// FileType is the type of a StoredFile.
 type FileType string
 
-// A file is of one of these types.
+// The types of stored files.
 const (
 	TypeFile   FileType = "File"
 	TypeFolder FileType = "Folder"
@@ -53,10 +53,9 @@ const (
 type StoredFile struct {
 	Name string
 	Type FileType
-	// Size is the file's, or the total of all files below the folder. Files is the folder's number
-	// of files.
+	// Size is the file's, or the total below the folder; Files is the number below.
 	Size, Files int64
-	// Mode has the permissions, and the bits for setuid, setgid and sticky.
+	// Mode has the permissions, setuid, setgid and sticky.
 	Mode            os.FileMode
 	ModTime         time.Time
 	UserID, GroupID uint32
@@ -81,11 +80,11 @@ func describeFile(e *snapshot.DirEntry) StoredFile {
 	return f
 }
 
-// Files are the files of a snapshot, without the data. It remembers some folders, so that a walk finds
-// each file at once. It is safe for concurrent use, and with a repository that was opened again.
+// Files reads the files of a snapshot. It remembers some folders, so that a walk finds each file at
+// once. It is safe for concurrent use, also with a reopened repository.
 //
-// A snapshot was written by the agent of a node, and may be hostile: memory is needed for one entry,
-// and folders are read as a stream.
+// A hostile agent may have written the snapshot: folders are read as a stream, with memory for one
+// entry.
 type Files struct {
 	root *snapshot.DirEntry
 
@@ -93,11 +92,9 @@ type Files struct {
 	folders map[string]*snapshot.DirEntry
 }
 
-// mostKnownFolders is how many folders are remembered.
 const mostKnownFolders = 256
 
-// OpenFiles reads a snapshot. It fails with ErrSnapshotNotFound if the repository has none that is
-// complete.
+// OpenFiles reads a snapshot. Without a complete one it fails with ErrSnapshotNotFound.
 func OpenFiles(ctx context.Context, r *repository.Repository, snapshotID string) (*Files, error) {
 	man, err := snapshot.LoadSnapshot(ctx, r.Kopia(), manifest.ID(snapshotID))
 	switch {
@@ -180,7 +177,6 @@ func (f *Files) remember(path string, folder *snapshot.DirEntry) {
 	f.folders[path] = folder
 }
 
-// noFolder returns the error for a path through something that is no folder.
 func (f *Files) noFolder(ctx context.Context, r *repository.Repository, at *snapshot.DirEntry, elements []string) error {
 	if at.Type != snapshot.EntryTypeSymlink {
 		return fmt.Errorf("%w: %q is no folder", ErrFileKind, shown(elements))
@@ -196,7 +192,6 @@ func isLink(elements []string, target string) error {
 	return fmt.Errorf("%w: %q is a symbolic link to %q, and links are not followed: ask for what it points to", ErrFileKind, shown(elements), target)
 }
 
-// child returns the entry of a folder with a name, or nil.
 func child(ctx context.Context, r *repository.Repository, folder *snapshot.DirEntry, name string) (*snapshot.DirEntry, error) {
 	entries, err := openListing(ctx, r, folder, 0)
 	if err != nil {
@@ -211,9 +206,8 @@ func child(ctx context.Context, r *repository.Repository, folder *snapshot.DirEn
 	}
 }
 
-// List returns the file at a path, and a page of its entries if it is a folder: folders first, each by
-// name. The page begins after the one that returned the token from; next is the token for the page
-// after it, or empty.
+// List returns the file at a path, and a page of a folder's entries: folders first, each by name.
+// The token from is of the page before, next of the page after; both may be empty.
 func (f *Files) List(ctx context.Context, r *repository.Repository, asked, from string, limit int) (of StoredFile, items []StoredFile, next string, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	folder, elements, err := f.find(ctx, r, asked)
@@ -285,7 +279,7 @@ func readLink(ctx context.Context, r *repository.Repository, link *snapshot.DirE
 	return string(target), nil
 }
 
-// Content is the data of a file. Each read is checked by its digest.
+// Content is the data of a file. Each read is checked by digest.
 type Content interface {
 	io.ReadSeekCloser
 }
@@ -331,7 +325,6 @@ func (f *Files) Open(ctx context.Context, r *repository.Repository, asked string
 	return StoredFile{}, nil, fmt.Errorf("%w: %q is no file, but a %q, such as a device, a pipe or a socket", ErrFileKind, shown(elements), entry.Type)
 }
 
-// A token is the digest of the folder's listing, and the place in it behind an entry.
 func newToken(folder *snapshot.DirEntry, offset int64) string {
 	return fmt.Sprintf("%s.%d", listingDigest(folder), offset)
 }
@@ -353,18 +346,17 @@ func parseToken(folder *snapshot.DirEntry, token string) (offset int64, err erro
 	return offset, nil
 }
 
-// folderListing reads the entries of a folder one by one.
 type folderListing struct {
 	content object.Reader
 	bounded *boundedReader
 	decoder *json.Decoder
-	// base is the place in the content where the decoder's input begins.
+	// base is where the decoder's input begins in the content.
 	base  int64
 	count int
 	ended bool
 }
 
-// largestEntry bounds an entry with what is read ahead: a name has 255 bytes.
+// largestEntry bounds an entry and the bytes read ahead; a name has 255.
 const largestEntry = 1 << 20
 
 var errEntry = fmt.Errorf("an entry of it takes more than %d bytes", largestEntry)
@@ -383,8 +375,7 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// openListing opens the entries of a folder, from the place behind an entry on; zero is the
-// beginning.
+// openListing opens a folder's entries from a place behind an entry, or from 0.
 func openListing(ctx context.Context, r *repository.Repository, folder *snapshot.DirEntry, offset int64) (_ *folderListing, err error) {
 	content, err := r.Kopia().OpenObject(ctx, folder.ObjectID)
 	if err != nil {
@@ -423,7 +414,6 @@ func openListing(ctx context.Context, r *repository.Repository, folder *snapshot
 	return l, err
 }
 
-// begin reads up to the first entry.
 func (l *folderListing) begin() error {
 	if err := l.expect(json.Delim('{')); err != nil {
 		return err
@@ -472,7 +462,6 @@ func (l *folderListing) expect(wanted json.Token) error {
 	return err
 }
 
-// offset is the place behind the last entry.
 func (l *folderListing) offset() int64 {
 	if l.decoder == nil {
 		return l.base

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// csiPlugin mounts a volume one folder deeper than other plugins do.
+// csiPlugin mounts a volume one folder deeper than others.
 const (
 	csiPlugin = "kubernetes.io~csi"
 	csiMount  = "mount"
@@ -30,8 +30,7 @@ var podPlugins = []string{
 	"kubernetes.io~downward-api", "kubernetes.io~projected", "kubernetes.io~git-repo",
 }
 
-// mountPlugins mount each volume on its folder. Other volumes, such as emptyDirs, may be plain
-// folders.
+// mountPlugins mount each volume on its folder; others, as emptyDirs, may be plain folders.
 var mountPlugins = []string{
 	csiPlugin,
 	"kubernetes.io~aws-ebs", "kubernetes.io~azure-disk", "kubernetes.io~azure-file", "kubernetes.io~cephfs",
@@ -91,13 +90,13 @@ func mountID(fd int) (string, error) {
 // Folder is the place of a volume on this node.
 type Folder struct {
 	Path string
-	// Root is the folder itself or one above it. No link is followed below it: a user that may
-	// write below a root of hostPath volumes could lead elsewhere. It is empty for a folder of the
-	// kubelet, where only the node's administrator writes.
+	// Root is the folder or one above it. No link below it is followed: users may write below a
+	// root of hostPath volumes. It is empty for the kubelet's folders, where only the node's
+	// administrator writes.
 	Root string
-	// IsMount checks that the volume is mounted; nil for a volume that need not be.
+	// IsMount checks that the volume is mounted; nil if it need not be.
 	IsMount MountProbe
-	// Device says that the volume is a block device, and that Path has the socket where a pod serves it.
+	// Device says that a pod serves the volume, a block device, at a socket in Path.
 	Device bool
 }
 
@@ -151,8 +150,8 @@ func segment(what, name string) error {
 	return nil
 }
 
-// PodFolder returns the folder of a pod's volumes on this node, and its entries, one for each
-// plugin. It fails if the pod has left the node.
+// PodFolder returns the folder of a pod's volumes, and its entries, one a plugin. It fails if the
+// pod has left the node.
 func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntry, err error) {
 	if err := segment("uid of the pod", string(pod)); err != nil {
 		return "", nil, err
@@ -168,9 +167,9 @@ func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntr
 	return path, plugins, nil
 }
 
-// VolumeFolder returns the folder of a pod's volume: UID/volumes/PLUGIN/NAME below the kubelet's
-// folder of pods, with the name of the PersistentVolume or else of the volume (the kubelet's
-// GetPodVolumeDir). If its plugin mounts volumes, opening it asks isMount.
+// VolumeFolder returns the folder of a pod's volume: UID/volumes/PLUGIN/NAME, by the name of the
+// PersistentVolume or else the volume (the kubelet's GetPodVolumeDir). If its plugin mounts
+// volumes, opening it asks isMount.
 func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string, isMount MountProbe) (Folder, error) {
 	name := cmp.Or(persistentVolume, volume)
 	if err := segment("name of the volume", name); err != nil {

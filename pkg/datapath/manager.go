@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// Manager runs the volume work of a node within its limit, in an order that is fair to runs
-// (docs/node-agent.md). Waiting work starts when a slot becomes free. It is safe for concurrent
-// use.
+// Manager runs a node's volume work within its limit, fair to runs (docs/node-agent.md). It is safe
+// for concurrent use.
 type Manager struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -29,14 +28,14 @@ type Manager struct {
 	jobs    map[string]*job // waiting and running, by key
 }
 
-// NewManager returns a manager. Each work gets its own turns of the Memory of ctx; no two managers
-// may share a Memory.
+// NewManager returns a manager, whose work gets its own turns of ctx's Memory, which no other may
+// share.
 func NewManager(ctx context.Context, limit int) *Manager {
 	ctx, cancel := context.WithCancel(ctx)
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
 }
 
-// Submit queues work. It returns false if work of the key exists or the manager is stopped.
+// Submit queues work. It returns false if the key exists or the manager is stopped.
 func (m *Manager) Submit(work Work) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,11 +49,10 @@ func (m *Manager) Submit(work Work) bool {
 	return true
 }
 
-// ErrCancelled is the cause that Cancel gives to the context of running work.
+// ErrCancelled is the cause that Cancel gives to running work.
 var ErrCancelled = errors.New("it was cancelled")
 
-// Cancel drops waiting work, or ends the context of running work, and reports whether it still
-// runs.
+// Cancel drops waiting work, or ends running work's context, and reports whether it still runs.
 func (m *Manager) Cancel(key string) (running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,7 +81,7 @@ func (m *Manager) SetLimit(limit int) {
 type Load struct {
 	Limit            int
 	Running, Waiting [classes]int
-	// WaitingSince is the time of the oldest waiting request; zero without one.
+	// WaitingSince is the oldest waiting request's time, or zero.
 	WaitingSince time.Time
 	Moved        int64
 }

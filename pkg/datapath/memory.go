@@ -9,35 +9,34 @@ import (
 	"sync"
 )
 
-// The maximum memory of each part of the work.
 const (
 	// processMemory is for informers and the indexes of repositories.
 	processMemory = 128 << 20
-	// volumeMemory is for a volume in work: the packs of an upload, or a batch of a restore.
+	// volumeMemory is for a volume in work: an upload's packs, or a restore's batch.
 	volumeMemory = 40 << 20
 	// fileMemory is for an open file: a chunk of 8 MiB, plain, packed and encrypted, and a pack of
 	// 20 MB.
 	fileMemory = 48 << 20
-	// indexMemory is for the indexes of an open repository. There are a few more repositories than
+	// indexMemory is for an open repository's indexes. There are a few more repositories than
 	// volumes in work.
 	indexMemory = 8 << 20
 )
 
-// Memory divides the memory of a process among its work. Half is for open files, the rest for the
-// volumes and for the packs of restores.
+// Memory divides the memory of a process: half for open files, the rest for volumes and the packs
+// of restores.
 //
-// A file has a turn while it is open. Each volume of a Manager has one turn of its own, so that a
-// volume with hanging files stops no other. The other turns are shared, first come, first served.
+// An open file has a turn. Each volume of a Manager has one of its own, so that hanging files stop
+// no other volume. Other turns are shared, first come, first served.
 type Memory struct {
-	// Volumes is how many volumes may be in work at once.
+	// Volumes bounds the volumes in work.
 	Volumes int
 	files   int64
 	packs   int64
 	extras  int64
 
 	mu sync.Mutex
-	// reserved counts the volumes' own turns. After it grows there may be too many turns until
-	// shared ones are returned.
+	// reserved counts the volumes' own turns. After it grows, there may be too many until shared
+	// ones are returned.
 	reserved       int64
 	taken, indexed int64
 	unmanaged      share
@@ -49,7 +48,7 @@ type share struct{ held int64 }
 
 type turns struct {
 	of      *share
-	indexes int64 // the wanted turns; 0 for a file
+	indexes int64 // wanted turns; 0 for a file
 	granted chan struct{}
 	count   int64
 }
@@ -78,7 +77,7 @@ func MemoryOf(ctx context.Context) *Memory {
 
 type shareKey struct{}
 
-// withShare gives the files of a context turns of their own.
+// withShare gives a context's files turns of their own.
 func withShare(ctx context.Context) context.Context {
 	return context.WithValue(ctx, shareKey{}, new(share))
 }
@@ -93,8 +92,7 @@ func (m *Memory) reserve(volumes int) {
 	m.grantLocked()
 }
 
-// file waits for a turn of a file. done or the end of ctx returns it: a hanging read must not keep
-// the turn.
+// file waits for a file's turn. done or the end of ctx returns it: a hanging read must not keep it.
 func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	if m == nil {
 		return func() {}, nil
@@ -111,8 +109,8 @@ func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	return func() { stop(); release() }, nil
 }
 
-// Indexes waits until the indexes of a repository may take so many bytes, and returns a function
-// that frees them; nil for the usual size. Larger ones take shared turns, at most all.
+// Indexes waits until a repository's indexes may take so many bytes, and returns a function that
+// frees them; nil for the usual size. Larger ones take shared turns, at most all.
 func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err error) {
 	if m == nil || bytes <= indexMemory {
 		return nil, nil
@@ -182,8 +180,8 @@ func (m *Memory) giveBackLocked(t *turns) {
 	m.grantLocked()
 }
 
-// grantLocked grants shared turns in order, so that files can't starve indexes. Indexes that wait
-// for other indexes delay no file.
+// grantLocked grants shared turns in order, so files can't starve indexes. Indexes that wait for
+// indexes delay no file.
 func (m *Memory) grantLocked() {
 	behindIndexes := false
 	for e := m.waiting.Front(); e != nil; {
@@ -237,7 +235,7 @@ func (m *Memory) readers(most int64) int64 {
 	return min(most, m.files/int64(m.Volumes))
 }
 
-// packMemory bounds the packs that a restore keeps: four of some 20 MB.
+// packMemory bounds a restore's packs: four of some 20 MB.
 const packMemory = 96 << 20
 
 func (m *Memory) kept() int64 {
@@ -248,13 +246,13 @@ func (m *Memory) kept() int64 {
 }
 
 const (
-	// leastExtras is the bound of a volume's extras with the smallest limit, 256 MiB.
+	// leastExtras bounds a volume's extras with the smallest limit, 256 MiB.
 	leastExtras     = 24 << 20
 	unboundedExtras = 256 << 20
 )
 
-// keptExtras returns the bound of a volume's packed extras. An upload keeps no packs of restores,
-// and a restore fills no packs: extras use that memory, and need no turn.
+// keptExtras bounds a volume's packed extras. An upload keeps no packs of restores, and a restore
+// fills none: extras use that memory without a turn.
 func (m *Memory) keptExtras() int64 {
 	if m == nil {
 		return unboundedExtras

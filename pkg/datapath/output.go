@@ -31,29 +31,28 @@ import (
 
 // output writes a snapshot below a folder. Unlike Kopia's own output,
 //   - it never leaves the folder, even if a pod puts links there;
-//   - it removes a file in the way instead of writing to it: the file may be open, or a link;
-//   - a file that can't get its owner doesn't get its setuid bits;
+//   - it removes a file in the way, which may be open or a link;
+//   - a file without its owner gets no setuid bits;
 //   - a folder keeps its own time;
 //   - hard links and attributes come back;
 //   - it ends with its context.
 type output struct {
 	root *confined
-	// beside writes a file beside its place, and moves it when complete. Running programs keep the
-	// old one until then.
+	// beside writes a file beside its place, and moves it when complete: running programs keep the
+	// old one.
 	beside   bool
 	snapshot string
 	progress *Progress
 	notes    notes
 	surplus  surplus
 	readers  *semaphore.Weighted
-	// extras is nil if unknown. With the hard links they take at most most bytes.
+	// extras is nil if unknown. With the hard links it takes at most most bytes.
 	extras *packed
 	most   int64
 
 	mu sync.Mutex
-	// written has the first name of each file with several, by its number. Names that were read
-	// with different contents are separate files: others has their first names by content. links
-	// are the other names, created at the end.
+	// written has the first name of each file with several, by its number; others those with
+	// another content, which are separate files. links are the other names, created at the end.
 	written map[int]firstName
 	others  map[firstOther]int
 	links   []link
@@ -73,8 +72,7 @@ type firstOther struct {
 type link struct{ from, to uint32 }
 
 const (
-	// firstMemory and linkMemory are the bytes of a first and another name, with the growth of maps
-	// or slices.
+	// firstMemory and linkMemory are the bytes of a first and another name.
 	firstMemory, linkMemory = 56, 20
 )
 
@@ -114,7 +112,7 @@ func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, 
 }
 
 // EnsureDirectory creates a folder above the restored part, and reports whether it did. An existing
-// one stays as it is; anything else in its place is an error.
+// one stays; anything else in its place is an error.
 func (o *output) EnsureDirectory(rel string) (made bool, err error) {
 	err = o.root.Mkdir(rel, 0o700)
 	if errors.Is(err, os.ErrExist) {
@@ -152,8 +150,8 @@ func (o *output) FinishDirectory(rel string, dir fs.Entry, had extra) error {
 	return o.finish(f, name(rel), dir, had)
 }
 
-// removeOthers removes the extended attributes that the snapshot's folder lacks: access that was
-// given since the backup ends.
+// removeOthers removes the extended attributes that the snapshot's folder lacks, such as access
+// given since the backup.
 func (o *output) removeOthers(f handle, rel string, had extra) error {
 	if o.extras == nil {
 		return nil
@@ -221,8 +219,8 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 	return err
 }
 
-// besideName is stable, so that a repetition replaces the rest of an attempt. It differs by
-// snapshot: a later snapshot may contain such a rest as a file.
+// besideName is stable, so that a repetition replaces the rest of an attempt, and differs by
+// snapshot, which may contain such a rest.
 func (o *output) besideName(rel string) string {
 	sum := sha256.Sum256([]byte(o.snapshot + "/" + rel))
 	return path.Join(path.Dir(rel), ".holdfast-restore-"+hex.EncodeToString(sum[:8]))
@@ -252,14 +250,13 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	return o.permitted(err, rel, "did not get its time")
 }
 
-// openFolder opens a folder. A pod may have replaced it by a pipe or device, whose opening might
-// block.
+// openFolder does not block on a pipe or device that a pod has put there.
 func (o *output) openFolder(rel string) (handle, error) {
 	return o.root.handle(rel, os.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// replace calls create, which must fail if something is in its way, and again after removing that.
-// A folder with content stays.
+// replace calls create, again after removing an obstacle, for which create must fail. A folder with
+// content stays.
 func (o *output) replace(rel string, create func() error) error {
 	err := create()
 	if !errors.Is(err, os.ErrExist) {
@@ -318,7 +315,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 	return nil
 }
 
-// isLink reports whether a file is a further name of a file of this restore, and notes that.
+// isLink reports whether a file is a further name of a restored file, and notes it.
 func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	stored, ok := file.(object.HasObjectID)
 	if had.Link == 0 || !ok {
@@ -396,8 +393,8 @@ func (o *output) makeLinks(ctx context.Context) error {
 	return leave()
 }
 
-// permitted turns a lack of permission into a warning. An agent without root, or a server that maps
-// root to nobody, can still restore contents.
+// permitted turns a lack of permission into a warning: without root, or with squashed root,
+// contents can still be restored.
 func (o *output) permitted(err error, rel, problem string) error {
 	if errors.Is(err, os.ErrPermission) {
 		o.notes.add(rel, problem)
@@ -422,7 +419,7 @@ func (o *output) Close(ctx context.Context) error {
 	return nil
 }
 
-// sparseBlock is the unit in which zeros become holes, the block of common file systems.
+// sparseBlock is the unit of holes: the block of common file systems.
 const sparseBlock = 4 << 10
 
 var (
@@ -432,8 +429,8 @@ var (
 
 const (
 	partSize = 32 << 20
-	// partReaders is how many additional readers all large files share. Each has a piece of about 4
-	// MB in memory.
+	// partReaders is the number of additional readers that all large files share, each with a piece
+	// of about 4 MB.
 	partReaders = 8
 )
 
@@ -446,7 +443,7 @@ type target interface {
 type zeroKeeper interface{ keepsZeros() bool }
 
 // copy writes a file; a large one by several readers, since each waits for the store. from is at
-// the beginning, and again opens another reader.
+// the beginning; again opens another.
 func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
 	if size <= partSize {
 		return copySparse(ctx, to, from, 0, size, size, o.progress)
@@ -493,7 +490,7 @@ func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size i
 }
 
 // copySparse writes the bytes from offset to end, where from must end, into an empty part of a
-// file, leaving holes for zeros.
+// file, with holes for zeros.
 func copySparse(ctx context.Context, to target, from io.Reader, offset, end, size int64, p *Progress) error {
 	buffer := buffers.Get().(*[64 * sparseBlock]byte)
 	defer buffers.Put(buffer)
@@ -525,8 +522,8 @@ func copySparse(ctx context.Context, to target, from io.Reader, offset, end, siz
 	}
 }
 
-// writeData writes the blocks that are not zero, each run at once, and returns the end of the last. If zeros
-// have to be written too, it writes all.
+// writeData writes each run of blocks that are not zero, or all if zeros must be written. It
+// returns the end of the last.
 func writeData(to io.WriterAt, data []byte, offset int64) (written int, err error) {
 	if of, ok := to.(zeroKeeper); ok && !of.keepsZeros() {
 		return to.WriteAt(data, offset)

@@ -29,8 +29,8 @@ var (
 	})
 )
 
-// packed has lines in the order of their paths, in blocks that are compressed separately. A line is
-// a path, a zero, the value and a zero. Neither contains zeros.
+// packed has lines in the order of their paths, in separately compressed blocks. A line is a path,
+// a zero, the value and a zero; neither contains zeros.
 type packed struct {
 	blocks []packedBlock
 	bytes  int64
@@ -82,13 +82,13 @@ func (p *packed) finish() error {
 	return nil
 }
 
-// packedReader reads lines, fast if they are requested in order. It is not safe for concurrent use,
-// but several may read the same lines.
+// packedReader reads lines, fast in order. It is not safe for concurrent use; several may read the
+// same lines.
 type packedReader struct {
 	of    *packed
 	data  []byte
-	block int    // its number plus one
-	left  []byte // unread lines of the block
+	block int // number plus one
+	left  []byte
 	line  int
 	asked string
 }
@@ -123,7 +123,7 @@ func (r *packedReader) next() (path, known []byte, err error) {
 	return path, known, nil
 }
 
-// find returns the value of a path and the number of its line; nil if there is none.
+// find returns a path's value and line; nil if there is none.
 func (r *packedReader) find(path string) (known []byte, line int, err error) {
 	block := sort.Search(len(r.of.blocks), func(i int) bool { return r.of.blocks[i].first > path }) - 1
 	if block < 0 {
@@ -163,8 +163,8 @@ func (r *packedReader) path(line int) (string, error) {
 	return r.asked, nil
 }
 
-// merge calls do with the lines of all runs in the order of paths; for equal paths with the last
-// run's line. It needs blockBytes for each run.
+// merge calls do with the lines of all runs by path; of equal paths, with the last run's. It needs
+// blockBytes for each run.
 func merge(runs []*packed, do func(path, known []byte) error) error {
 	var heads heads
 	for i, run := range runs {

@@ -20,10 +20,9 @@ const (
 	prefixOfList = "x"
 )
 
-// pieces stores a file that is cut by its content, as the object that Kopia's writer would make.
-// Kopia spends nearly half of the time on finding the cuts, and a faster splitter can't be
-// registered. So each piece is an object, and the file is their list. It is not safe for concurrent
-// use.
+// pieces stores a file cut by content as Kopia's writer would: a list of pieces, each an object.
+// Kopia spends nearly half of the time on the cuts, and a faster splitter can't be registered. It
+// is not safe for concurrent use.
 type pieces struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions

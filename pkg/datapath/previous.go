@@ -19,28 +19,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// racy is the minimum time between a file's last change and the start of a snapshot that spares its
-// reading. File systems keep times in units of up to two seconds, so a second change within one is
-// invisible.
+// racy is the minimum time between a file's last change and a snapshot that spares reading it: file
+// systems keep times in units of up to two seconds, which hide a second change.
 var racy = 2 * time.Second
 
 type basis struct {
 	complete *snapshot.Manifest
 	// spare has the snapshots that spare reading unchanged files; none for a full read.
 	spare []*snapshot.Manifest
-	// fullRead is the start of the last upload that read every file, maybe this one.
+	// fullRead is when the last upload that read every file began.
 	fullRead time.Time
 }
 
-// basisOf returns the basis of an upload that begins now, from the newest complete snapshot and the
-// newest checkpoint, both optional. For a full read, only a checkpoint of a full read counts.
+// basisOf returns the basis of an upload that begins now, from the newest complete snapshot and
+// checkpoint, if any. For a full read, only a checkpoint of one counts.
 func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEvery time.Duration) basis {
 	spares := func(man *snapshot.Manifest) bool {
 		if man == nil {
 			return false
 		}
 		read := fullReadOf(man)
-		// A snapshot from a clock that was ahead proves nothing about the times of files.
+		// A snapshot from a clock that was ahead proves nothing.
 		return !man.StartTime.ToTime().After(now) && !read.After(now) && (fullReadEvery == 0 || now.Sub(read) < fullReadEvery)
 	}
 	b := basis{complete: complete, fullRead: now}
@@ -55,8 +54,8 @@ func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEve
 	return b
 }
 
-// fullReadOf returns the start of the last upload that read every file, by a snapshot's tag. A
-// snapshot without the tag, as Velero's, has read all.
+// fullReadOf returns fullRead by a snapshot's tag. A snapshot without it, as Velero's, has read
+// all.
 func fullReadOf(man *snapshot.Manifest) time.Time {
 	if read, err := time.Parse(time.RFC3339, man.Tags[tagFullRead]); err == nil {
 		return read
@@ -64,8 +63,8 @@ func fullReadOf(man *snapshot.Manifest) time.Time {
 	return man.StartTime.ToTime()
 }
 
-// spread shortens a duration by up to a quarter, always the same for one volume: volumes of one
-// night are not all read again in one night.
+// spread shortens a duration by up to a quarter, the same for a volume, so that not all are read in
+// one night.
 func spread(every time.Duration, of Source) time.Duration {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(of.ClaimUID))
@@ -73,8 +72,8 @@ func spread(every time.Duration, of Source) time.Duration {
 	return every - time.Duration(float64(every)/4*float64(sum.Sum32())/math.MaxUint32)
 }
 
-// since returns the second from which on a changed file is read again: of the older snapshot, as a
-// file may be found in either.
+// since returns the second from which on a changed file is read again: the older snapshot's, since
+// a file may be in either.
 func (b basis) since() int64 {
 	second := int64(math.MaxInt64)
 	for _, man := range append(slices.Clone(b.spare), b.complete) {
@@ -99,7 +98,7 @@ func (b basis) files() int64 {
 const veleroClaim = "pvc-uid"
 
 // previousSnapshots returns the newest complete snapshot of the claim or else of the source, and
-// the newest checkpoint of an incomplete upload; nil if missing.
+// the newest checkpoint; nil if missing.
 func previousSnapshots(ctx context.Context, r repo.Repository, source Source) (complete, checkpoint *snapshot.Manifest, err error) {
 	// A claim outlives its pods, whose names are in the path.
 	var ofClaim, ofSource, checkpoints []map[string]string
@@ -129,15 +128,15 @@ func with(labels map[string]string, key, value string) map[string]string {
 	return labels
 }
 
-// claimOf returns the uid of a snapshot's claim, by its labels; empty for a volume without one.
-// Velero's newer snapshots don't tell.
+// claimOf returns the uid of a snapshot's claim, empty without one. Velero's newer snapshots don't
+// tell.
 func claimOf(labels map[string]string) (uid types.UID, known bool) {
 	uid = types.UID(cmp.Or(labels[tagClaim], labels[veleroClaim]))
 	return uid, uid != "" || labels[tagRecord] != ""
 }
 
-// newest returns the newest snapshot that matches a search of the first group with matches, or nil.
-// Snapshots of another claim of the same name don't count; those without a known claim do.
+// newest returns the newest snapshot of the first group with matches, or nil. Snapshots of another
+// claim of the same name don't count; those without a known claim do.
 func newest(ctx context.Context, r repo.Repository, claim types.UID, groups ...[]map[string]string) (*snapshot.Manifest, error) {
 	for _, searches := range groups {
 		var entries []*manifest.EntryMetadata

@@ -13,8 +13,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Progress counts the bytes, files and calls of one upload or restore. The zero value is ready; it
-// is safe for concurrent use.
+// Progress counts the bytes, files and calls of one upload or restore. The zero value is ready, and
+// safe for concurrent use.
 type Progress struct {
 	done, total           atomic.Int64
 	filesDone, totalFiles atomic.Int64
@@ -44,7 +44,7 @@ func (p *Progress) Files() (done, total int64) {
 	return done, max(p.totalFiles.Load(), done)
 }
 
-// SetTotal says how many bytes and files there are to move.
+// SetTotal sets the bytes and files to move.
 func (p *Progress) SetTotal(bytes, files int64) {
 	p.total.Store(bytes)
 	p.totalFiles.Store(files)
@@ -56,7 +56,7 @@ func (p *Progress) Total() int64 { return max(p.total.Load(), p.done.Load()) }
 // Warnings are problems that did not end the work.
 type Warnings struct {
 	Count int
-	// First few, each naming a file.
+	// First has a few, each naming a file.
 	First []string
 }
 
@@ -89,7 +89,7 @@ type notes struct {
 
 func (n *notes) add(path, problem string) { n.insert(warningsKept, path, problem) }
 
-// addFirst adds a warning about many files or none, before warnings about single files.
+// addFirst adds a warning about the whole volume before others.
 func (n *notes) addFirst(path, problem string) { n.insert(0, path, problem) }
 
 func (n *notes) insert(at int, path, problem string) {

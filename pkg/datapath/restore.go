@@ -36,15 +36,15 @@ var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 // RestoreRequest says what to restore, and into which folder.
 type RestoreRequest struct {
 	SnapshotID string
-	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
+	// Path, Root and IsMount are as in Folder, which must exist; the latter two are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Device is as in Folder. All of the device is replaced.
+	// Device is as in Folder. All of it is replaced.
 	Device bool
 	// Only has the paths to restore; all if empty. Other files stay.
 	Only []string
-	// Replace removes files that the snapshot lacks. Otherwise a warning counts them. It has no
-	// effect with Only.
+	// Replace removes files that the snapshot lacks; otherwise a warning counts them. With Only,
+	// neither happens.
 	Replace bool
 }
 
@@ -52,12 +52,12 @@ type RestoreRequest struct {
 type RestoreResult struct {
 	TotalBytes, Files int64
 	Removed           int64
-	// Warnings name files without their owner or mode, and the first files that the snapshot lacks.
+	// Warnings name files without their owner or mode, and the first that the snapshot lacks.
 	Warnings Warnings
 }
 
-// Restore writes a snapshot into a folder. A failure may leave a part of the files; a repetition
-// replaces them.
+// Restore writes a snapshot into a folder. A failure may leave some files, which a repetition
+// replaces.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	packs := r.KeepPacks(MemoryOf(ctx).kept())
@@ -118,39 +118,37 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}, nil
 }
 
-// restoration writes the entries of a snapshot. It creates the folders on a walk. After each
-// batchSize entries it writes the files, pack by pack, then the attributes of complete folders. So
-// a batch requests each pack once, and bounds the memory. Kopia's own restore goes by name.
+// restoration writes the entries of a snapshot. A walk creates the folders. After each batchSize
+// entries it writes the files, pack by pack, so that a pack is requested once, then the attributes
+// of complete folders. Kopia's own restore writes files by name.
 type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs
 	out   *output
 	files int64
-	// leaves has the files and links of this batch, folders the folders that are complete after it.
+	// leaves has this batch's files and links, folders the folders complete after it.
 	leaves  []leaf
 	folders []leaf
-	// held counts the bytes of extras in leaves.
-	extras packedReader
-	held   int
+	extras  packedReader
+	held    int
 }
 
 type leaf struct {
 	path   string
 	stored *snapshot.DirEntry
-	// pack and offset locate its content; empty for a file of many pieces.
+	// pack and offset locate its content; empty for many pieces.
 	pack   blob.ID
 	offset uint32
-	// small is true if its content is a small piece of the pack.
+	// small says that its content is a small piece of the pack.
 	small bool
-	// extra is the leaf's line of extras, line its number. The walk looks it up in the order of
-	// names, which unpacks few blocks.
+	// extra is the leaf's line of extras, line its number, looked up in the order of names to
+	// unpack few blocks.
 	extra []byte
 	line  int
 }
 
 const (
-	// batchSize is the number of entries of a batch, some 25 MB. Extras may reduce it to
-	// leastBatch.
+	// batchSize is the entries of a batch, some 25 MB; extras may reduce it to leastBatch.
 	batchSize, leastBatch = 50_000, 10_000
 	entryMemory           = 512
 )
@@ -439,8 +437,8 @@ func (e *storedEntry) decode(to *snapshot.DirEntry) (err error) {
 	return nil
 }
 
-// readFolder reads the entries of a folder. Kopia's own view sets the times of subfolders to their
-// newest files' times.
+// readFolder reads a folder's entries. Kopia's own view gives subfolders the times of their newest
+// files.
 func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
 	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {

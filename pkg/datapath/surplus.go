@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// surplus handles files in a volume that the snapshot lacks. They are removed, or counted: a newer
-// log beside older tables may damage a database.
+// surplus removes or counts files that the snapshot lacks: a newer log beside older tables may
+// damage a database.
 type surplus struct {
 	remove bool
-	// device is the volume's file system. Others mounted below are not touched.
+	// device is the volume's file system; others mounted below are not touched.
 	device          uint64
 	first, why      string
 	stayed, removed int64
-	// most bounds the names in memory before files are removed.
+	// most bounds the names in memory.
 	most int
 }
 
@@ -66,8 +66,8 @@ func (s *surplus) tell(to *notes) {
 	to.add(s.first, text)
 }
 
-// settleSurplus removes or counts the files of a folder that are not among its stored entries, with
-// all below. If surplus is removed, a folder in the place of a stored file is surplus.
+// settleSurplus removes or counts what a folder has besides its stored entries, with all below.
+// With remove, a folder in the place of a stored file is surplus.
 func (o *output) settleSurplus(ctx context.Context, rel string, stored []*snapshot.DirEntry) error {
 	byName := func(entry *snapshot.DirEntry, name string) int { return cmp.Compare(entry.Name, name) }
 	if !slices.IsSortedFunc(stored, func(a, b *snapshot.DirEntry) int { return byName(a, b.Name) }) {
@@ -102,7 +102,6 @@ type surplusFile struct {
 	isFolder, isMount bool
 }
 
-// listSurplus lists the surplus of a folder, at most surplus.most entries if they are removed.
 func (o *output) listSurplus(ctx context.Context, rel string, isSurplus func(name string, isFolder bool) bool) (found []surplusFile, err error) {
 	folder := &volumeDir{volumeEntry: volumeEntry{volume: &volume{root: o.root, notes: &o.notes}}, path: name(rel)}
 	it, err := folder.open()

@@ -21,17 +21,16 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// Most folders have not changed since the last snapshot. Decoding and encoding their entries takes
+// Most folders are unchanged since the last snapshot, and decoding and encoding their entries takes
 // as long as listing their files. So a folder without subfolders is compared before Kopia's
-// uploader visits it. If its listing would equal the last one byte for byte, that object is used
-// again. The listing has the name, type, mode, size, time and owner of each file, as the uploader
-// compares. Otherwise the uploader continues with the entries listed so far, and decides file by
-// file.
+// uploader visits it. If its listing would equal the last byte for byte, that object is used again.
+// It has each file's name, type, mode, size, time and owner, as the uploader compares. Otherwise
+// the uploader continues with the entries listed so far.
 
 type lastSnapshot struct {
 	repository repo.Repository
 	progress   *Progress
-	// files and bytes of the reused listings, links included.
+	// files and bytes of the reused listings include links.
 	files, bytes atomic.Int64
 }
 
@@ -47,13 +46,11 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	}
 }
 
-// longestListing is the most bytes of a listing that is compared: some 20,000 files. Each folder in
-// work may hold one.
+// longestListing bounds a compared listing, some 20,000 files: each folder in work may hold one.
 var longestListing int64 = 4 << 20
 
-// DirEntryOrNil implements snapshot.HasDirEntryOrNil, which Kopia's uploader calls before it lists
-// a folder. It ignores errors, as the uploader meets them again. The uploader verifies the returned
-// object: missing contents fail the upload.
+// DirEntryOrNil is called by Kopia's uploader before it lists a folder (snapshot.HasDirEntryOrNil).
+// It ignores errors, as the uploader meets them again. The uploader verifies the returned object.
 func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
 	if d.in != nil {
 		d.stored = d.in.folders[d.name]
@@ -111,8 +108,8 @@ const (
 	listingSummary = `],"summary":`
 )
 
-// cutListing returns the text of each file before its object, and the end of the listing. It is not
-// ok for listings with folders, or without entries.
+// cutListing returns the text of each file before its object, and the listing's end. It is not ok
+// with folders, or without entries.
 func cutListing(listing string) (files map[string]string, end string, ok bool) {
 	rest, ok := strings.CutPrefix(listing, listingBegin)
 	files = make(map[string]string, len(listing)/160)
@@ -133,16 +130,16 @@ func cutListing(listing string) (files map[string]string, end string, ok bool) {
 }
 
 func listingEnd(summary *fs.DirectorySummary) string {
-	end, _ := json.Marshal(summary) // a summary always can be encoded
+	end, _ := json.Marshal(summary) // never fails
 	return string(end) + "}\n"
 }
 
-// mostFolders bounds the subfolders whose listings are used, some 15 MB. Files below larger folders
-// are decided one by one.
+// mostFolders bounds the subfolders with used listings, some 15 MB. Files below larger folders are
+// decided one by one.
 var mostFolders = 100_000
 
-// foldersOf returns the objects of the folders in a listing, by name, as far as readable; none if
-// there are more than mostFolders.
+// foldersOf returns the objects of a listing's folders by name, as far as readable; none beyond
+// mostFolders.
 func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	decoder := json.NewDecoder(listing)
 	for _, want := range []json.Token{json.Delim('{'), "stream", "kopia:directory", "entries", json.Delim('[')} {
@@ -168,8 +165,8 @@ func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	return folders
 }
 
-// compare lists a folder while its files are unchanged, and deletes them from files. If all match,
-// it returns their summary and bytes.
+// compare lists a folder while its files are unchanged, deleting them from files. If all match, it
+// returns their summary and bytes.
 func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summary *fs.DirectorySummary, bytes int64, same bool) {
 	it, err := d.open()
 	if err != nil {
@@ -217,8 +214,8 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 	}
 }
 
-// appendStored appends the text of a file or link in Kopia's listings before its object; nothing
-// for what a listing can't hold exactly.
+// appendStored appends a file's or link's text in Kopia's listings before its object; nothing if a
+// listing can't hold it exactly.
 func (e *volumeEntry) appendStored(b []byte) []byte {
 	at := fs.UTCTimestampFromTime(e.ModTime())
 	if !utf8.ValidString(e.name) || len(e.in.path)+1+len(e.name) > longestPath {
@@ -256,7 +253,7 @@ func (e *volumeEntry) appendStored(b []byte) []byte {
 func appendName(b []byte, name string) []byte {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' || strings.IndexByte(`"\<>&`, c) >= 0 {
-			quoted, _ := json.Marshal(name) // a string always can be encoded
+			quoted, _ := json.Marshal(name) // never fails
 			return append(b, quoted...)
 		}
 	}

@@ -56,7 +56,7 @@ const (
 	tagClaim     = "holdfast.io/claim-uid"
 	tagRecord    = "holdfast.io/upload-uid"
 	tagFullRead  = "holdfast.io/full-read"
-	// tagCheckpoint marks a checkpoint of a long upload, which its next attempt uses.
+	// tagCheckpoint marks a checkpoint of a long upload, for its next attempt.
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
 
@@ -70,7 +70,7 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 
 // UploadRequest says what to upload.
 type UploadRequest struct {
-	// Path, Root and IsMount are as in Folder. Root and IsMount are optional.
+	// Path, Root and IsMount are as in Folder; the latter two are optional.
 	Path, Root string
 	IsMount    MountProbe
 	// Device is as in Folder.
@@ -78,14 +78,14 @@ type UploadRequest struct {
 	// Source is the volume. The newest snapshot of its claim, or of the same source if the claim
 	// may be the same, spares reading unchanged files.
 	Source Source
-	// FullReadEvery is the maximum time between uploads that read every file. Zero means never.
+	// FullReadEvery bounds the time between uploads that read every file; zero means never.
 	FullReadEvery time.Duration
 	Backup        types.UID
-	// Record is the uid of the VolumeUpload, optional. It replaces earlier unreported snapshots for
-	// it.
+	// Record is the uid of the VolumeUpload, optional. Its earlier unreported snapshots are
+	// replaced.
 	Record types.UID
 	// StoreName is the backup's name in the store, ClusterUID as in package identity. They identify
-	// a snapshot whose backup is lost.
+	// a lost backup's snapshot.
 	StoreName, ClusterUID string
 }
 
@@ -110,15 +110,15 @@ func (r *UploadRequest) tags() map[string]string {
 type UploadResult struct {
 	SnapshotID        string
 	TotalBytes, Files int64
-	// IncrementalBytes counts files that are new, or differ in size, mode, owner or times, before
+	// IncrementalBytes counts files that are new or differ in size, mode, owner or times, before
 	// deduplication.
 	IncrementalBytes int64
 	// Warnings name files that are missing or may be inconsistent.
 	Warnings Warnings
 }
 
-// measureAfter is when the volume is walked for its size. That costs a tenth of the upload of small
-// files, and short uploads need no total.
+// measureAfter is when the volume is walked for its size: short uploads need no total, and a walk
+// costs a tenth of an upload of small files.
 const measureAfter = 15 * time.Second
 
 // Upload stores a folder as a snapshot. If it fails, no snapshot is visible.
@@ -242,8 +242,8 @@ func causeOf(ctx context.Context, err error) error {
 func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
 	u := upload.NewUploader(newChunker(w))
 	u.Progress = observer
-	// More than processors, since workers mostly wait for the store. Kopia's default counts the
-	// node's processors.
+	// More than processors, since workers mostly wait for the store; Kopia's default counts the
+	// node's.
 	u.ParallelUploads = parallelism(8)
 	u.DisableIgnoreRules = true // a .kopiaignore in the volume is data
 	u.CheckpointLabels = map[string]string{tagCheckpoint: "true"}
@@ -258,8 +258,8 @@ const (
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
-// partsAbove is the size of the parts in which a larger file is uploaded in parallel. Each part
-// waits for the store after each pack of some 20 MB. Parallel uploads bound the packs in memory.
+// partsAbove is the size of the parts in which a larger file is uploaded in parallel. Each waits
+// for the store after a pack of some 20 MB. Parallel uploads bound the packs in memory.
 const partsAbove = 128 << 20
 
 func uploadPolicy() *policy.Tree {
@@ -280,7 +280,7 @@ func uploadPolicy() *policy.Tree {
 	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
 }
 
-// save makes the snapshot visible, with its extras, and deletes the snapshots that it replaces.
+// save makes the snapshot and its extras visible, and deletes the snapshots that they replace.
 func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string, earlier []manifest.ID) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
@@ -304,9 +304,9 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts returns the record's earlier snapshots, of an agent that stopped before it
-// reported them. Later ones are another agent's, and stay: this agent may have been paused. Other
-// records of the same path and backup stay, since a pod may have a volume and a claim of one name.
+// earlierAttempts returns the record's snapshots by agents that stopped before reporting them.
+// Later ones are another agent's, and stay: this agent may have been paused. Other records of the
+// path and backup stay, since a pod may have a volume and a claim of one name.
 func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
 	if record == "" {
 		return nil, nil
@@ -354,7 +354,7 @@ type uploadObserver struct {
 
 func (o *uploadObserver) HashedBytes(n int64) { o.progress.Add(n) }
 
-// CachedFile counts links as files, as Kopia doesn't tell them apart; the result does not.
+// CachedFile counts links as files, as Kopia doesn't distinguish them; the result does not.
 func (o *uploadObserver) CachedFile(_ string, size int64) {
 	o.progress.Add(size)
 	o.progress.AddFile()
@@ -362,8 +362,8 @@ func (o *uploadObserver) CachedFile(_ string, size int64) {
 
 func (o *uploadObserver) FinishedHashingFile(string, int64) { o.progress.AddFile() }
 
-// Error decides about a file that could not be stored. A vanished file is a warning; other errors
-// fail the upload, since a backup that silently lacks a file is worse than none.
+// Error makes a vanished file a warning. Other errors fail the upload: a backup that silently lacks
+// a file is worse than none.
 func (o *uploadObserver) Error(path string, err error, _ bool) {
 	if errors.Is(err, errVanished) {
 		o.notes.vanished(path)

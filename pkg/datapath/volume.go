@@ -27,8 +27,8 @@ import (
 // volume presents a folder to Kopia's uploader. Unlike Kopia's localfs,
 //   - it never leaves the folder: a pod could replace a folder by a link to a file of the node;
 //   - it has no special names: localfs takes NAME.kopia-entry as an instruction;
-//   - it refuses names that are not UTF-8, which Kopia would garble, and endlessly nested folders;
-//   - it notes files that change while they are read, and collects extras.
+//   - it refuses endlessly nested folders, and names that are not UTF-8, which Kopia would garble;
+//   - it notes files that change while read, and collects extras.
 type volume struct {
 	root   *confined
 	notes  *notes
@@ -126,7 +126,7 @@ func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
 	return bytes, files
 }
 
-// volumeEntry is common to files, folders and links. A volume may have millions, so it is small.
+// volumeEntry is small: a volume may have millions.
 type volumeEntry struct {
 	volume *volume
 	in     *volumeDir
@@ -190,9 +190,8 @@ func modeOf(bits uint32) os.FileMode {
 	return mode
 }
 
-// isStill reports whether a file or folder is unchanged since it was listed: its mode, owner and
-// time. Parts of a large file open it again. The inode does not count: some file systems give a
-// file several.
+// isStill reports whether mode, owner, size and time are unchanged since the listing. The inode
+// does not count: some file systems give a file several.
 func (e *volumeEntry) isStill(read *unix.Stat_t) bool {
 	now := newVolumeEntry(e.volume, e.in, e.name, read)
 	now.recent = e.recent // a new hard link is no change
@@ -209,7 +208,7 @@ func (e *volumeEntry) path() string {
 	return e.in.below(e.name)
 }
 
-// Mode sets a bit that no snapshot has if the file is to be read again: Kopia's uploader compares
+// Mode sets a bit that no snapshot has if the file must be read again: Kopia's uploader compares
 // modes, and stores only fs.ModBits.
 func (e *volumeEntry) Mode() os.FileMode {
 	if e.recent {
@@ -235,8 +234,8 @@ func (e *volumeEntry) Close()                      {}
 type volumeDir struct {
 	volumeEntry
 	path string
-	// stored is its listing in the last snapshot, folders the listings of its subfolders.
-	// DirEntryOrNil sets them.
+	// stored is its listing in the last snapshot, folders its subfolders' listings. DirEntryOrNil
+	// sets them.
 	stored  object.ID
 	folders map[string]object.ID
 	begun   *volumeIterator // by DirEntryOrNil; Iterate goes on with it
@@ -281,8 +280,8 @@ func (d *volumeDir) below(name string) string {
 	return d.path + "/" + name
 }
 
-// longestPath bounds a path in a volume, at twice Linux's PATH_MAX. Each folder in work holds the
-// paths of its entries, so endlessly nested folders would exhaust the memory.
+// longestPath bounds a path, at twice Linux's PATH_MAX. Each folder in work holds its entries'
+// paths, so endlessly nested folders would exhaust the memory.
 const longestPath = 8 << 10
 
 var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so deep, or give its folders shorter names", longestPath)
@@ -312,8 +311,8 @@ func (d *volumeDir) present(e volumeEntry) fs.Entry {
 	}
 }
 
-// listing is a reused buffer. Package os allocates several objects for each file, which dominates
-// the cost of small or unchanged files. Each folder on the current path has one, so it is small.
+// listing is a reused buffer: package os allocates several objects a file, the main cost of small
+// or unchanged files. It is small, since each folder on the current path has one.
 type listing struct {
 	entries [8 << 10]byte
 	names   [namesSpace]byte
@@ -321,7 +320,6 @@ type listing struct {
 
 var listings = sync.Pool{New: func() any { return new(listing) }}
 
-// volumeIterator lists a folder in pieces, to bound the memory.
 type volumeIterator struct {
 	handle
 	dir   *volumeDir
@@ -359,8 +357,8 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 	}
 }
 
-// ended notes a folder that changed since its parent was listed: an entry moved between two folders
-// may have been listed in neither.
+// ended notes a folder that changed since its parent was listed: an entry moved meanwhile may be in
+// neither listing.
 func (it *volumeIterator) ended() error {
 	stat, err := it.stat()
 	if err == nil && !it.dir.isStill(&stat) {
@@ -531,7 +529,7 @@ func (r *volumeReader) Close() error {
 }
 
 // errVanished means that an entry was removed or replaced after it was listed. Only the volume's
-// reader may say so: a missing folder of the repository fails with the same errors.
+// reader returns it: a missing folder of the repository fails with the same errors.
 var errVanished = errors.New("vanished from the volume")
 
 func markVanished(err error) error {

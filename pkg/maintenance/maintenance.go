@@ -1,15 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maintenance maintains the repository of a VolumeRepository, in a maintenance Job. It
-// removes the snapshots that no backup needs, and lets Kopia reclaim the space.
-// docs/design/maintenance.md says why nothing needed is removed.
+// Package maintenance maintains the repository of a VolumeRepository, in a Job: it removes the
+// snapshots that no backup needs, and lets Kopia reclaim the space. docs/design/maintenance.md says
+// why nothing needed is removed.
 //
-//   - One process at a time maintains a repository, by a Lease. An overlap after a pause is
-//     harmless.
-//   - No snapshot of a listed backup is removed, and no content that an upload or restore needs.
-//   - A repository is opened once, however many backups are deleted.
-//   - A Result says what was done, or why not.
+// One process at a time maintains a repository, by a Lease. An overlap after a pause is harmless. A
+// repository is opened once, however many backups are deleted.
 package maintenance
 
 import (
@@ -33,10 +30,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// MaxUpload is the maximum duration of an upload while its repository is maintained.
+// MaxUpload bounds an upload while its repository is maintained.
 const MaxUpload = 40 * time.Hour
 
-// CacheBytes is the maximum size of a maintenance's cache on disk.
+// CacheBytes bounds a maintenance's cache on disk.
 const CacheBytes = 512 << 20
 
 // Maintainer maintains repositories.
@@ -51,9 +48,9 @@ type Maintainer struct {
 	ClusterUID string
 	PublicKeys []string
 	Clock      clock.WithDelayedExecution
-	// AcceptMissing removes the snapshots of missing backups, however many are missing.
+	// AcceptMissing removes the snapshots of missing backups, however many.
 	AcceptMissing bool
-	// DryRun only reports the snapshots that would be removed.
+	// DryRun only reports the snapshots to remove.
 	DryRun bool
 	// Verify reads every pack; OnlyVerify does nothing else.
 	Verify, OnlyVerify bool
@@ -110,8 +107,8 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	return err
 }
 
-// newCache returns a cache for one maintenance. A full one reads each folder's listing, otherwise
-// with a request each.
+// newCache returns a cache for one maintenance. A full one reads each folder's listing, with a
+// request each otherwise.
 func newCache(ctx context.Context) (cache *repository.Cache, remove func()) {
 	dir, err := os.MkdirTemp("", "holdfast-maintenance-")
 	if err == nil {
@@ -160,7 +157,7 @@ func check(ctx context.Context, opened *repository.Repository, options repositor
 // sweep removes the snapshots that no backup needs. The maintenance continues after its errors.
 func (m *Maintainer) sweep(ctx context.Context, opened *repository.Repository, stored *enginev1alpha1.StorageLocation, namespace string) (done swept, err error) {
 	if m.ClusterUID == "" {
-		return done, nil // there is no controller yet that could have requested any
+		return done, nil // there is no controller yet to request any
 	}
 	bucket, err := location.Open(ctx, m.Secrets, stored)
 	if err != nil {

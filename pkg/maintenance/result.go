@@ -17,10 +17,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Result is the outcome of the maintenance of one repository: a line of JSON in the Job's log and
+// Result is the outcome of a repository's maintenance: a line of JSON in the Job's log and
 // termination message.
 type Result struct {
-	// Repository is the name of the VolumeRepository.
+	// Repository is the VolumeRepository's name.
 	Repository string    `json:"repository"`
 	Kind       string    `json:"maintenance,omitempty"`
 	Started    time.Time `json:"started"`
@@ -28,45 +28,45 @@ type Result struct {
 	// ReclaimedBytes were removed from the store, RewrittenBytes moved to new packs.
 	ReclaimedBytes int64 `json:"reclaimedBytes"`
 	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
-	// SizeBytes and Files are the repository's size, after a full maintenance.
+	// SizeBytes and Files are the repository's, after a full maintenance.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
-	// LockedUntil is until when all locked blobs are locked at least, after a full maintenance.
+	// LockedUntil is as in repository.Maintenance.
 	LockedUntil *time.Time `json:"lockedUntil,omitempty"`
 	// SweptBackups and SweptSnapshots count removed snapshots and their backups; in a dry run,
-	// those that would be.
+	// those to remove.
 	SweptBackups   int `json:"sweptBackups,omitempty"`
 	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
 	// WaitingBackups counts removals whose backups may exist.
 	WaitingBackups int `json:"waitingBackups,omitempty"`
-	// MissingBackups counts backups that are missing or don't list their snapshots, if they are too
-	// many: the snapshots stay.
+	// MissingBackups counts backups that are missing or don't list their snapshots, if too many:
+	// the snapshots stay.
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64  `json:"clockSkewSeconds,omitempty"`
 	Check            *Check `json:"check,omitempty"`
-	// Cancelled is set if it was told to stop, which is no failure.
+	// Cancelled says that it was told to stop, which is no failure.
 	Cancelled bool   `json:"cancelled,omitempty"`
 	Error     string `json:"error,omitempty"`
 }
 
-// Check has the findings of a check of a repository.
+// Check has a check's findings.
 type Check struct {
 	All bool `json:"all,omitempty"`
-	// Packs counts the packs of the index; ReadPacks and ReadBytes count what was read.
+	// Packs, ReadPacks and ReadBytes are as in repository.Check.
 	Packs     int   `json:"packs"`
 	ReadPacks int   `json:"readPacks,omitempty"`
 	ReadBytes int64 `json:"readBytes,omitempty"`
-	// MissingPacks counts packs that the store lacks in whole or in part, DamagedPacks those with
-	// other bytes than were written; Damaged names some.
+	// MissingPacks counts packs that the store lacks in whole or in part, DamagedPacks packs with
+	// wrong bytes; Damaged names some.
 	MissingPacks int      `json:"missingPacks,omitempty"`
 	DamagedPacks int      `json:"damagedPacks,omitempty"`
 	Damaged      []string `json:"damaged,omitempty"`
-	// MissingIndexes counts indexes of the last maintenance that the store lacks.
+	// MissingIndexes counts the last maintenance's indexes that the store lacks.
 	MissingIndexes int `json:"missingIndexes,omitempty"`
 	Contents       int `json:"contents,omitempty"`
 	// AffectedSnapshots counts snapshots that need such contents, and Snapshots has their ids. If
-	// they are too many, or partly unknown, AffectedUntil is the start of the newest.
+	// they are too many, or partly unknown, AffectedUntil is the newest's start.
 	AffectedSnapshots int        `json:"affectedSnapshots,omitempty"`
 	Snapshots         []string   `json:"snapshots,omitempty"`
 	AffectedUntil     *time.Time `json:"affectedUntil,omitempty"`
@@ -111,7 +111,7 @@ func (c *Check) String() string {
 	return join(indexes, packs, snapshots, read)
 }
 
-// String returns the line of a result.
+// String returns a result's line.
 func (r Result) String() string {
 	line, err := json.Marshal(r)
 	if err != nil {
@@ -120,10 +120,10 @@ func (r Result) String() string {
 	return string(line)
 }
 
-// Full reports whether the maintenance was full, and so looked for missing backups.
+// Full reports whether the maintenance was full, and looked for missing backups.
 func (r Result) Full() bool { return r.Kind == string(repository.MaintenanceFull) }
 
-// Doubt says why the snapshots of missing backups stay; empty if none are missing.
+// Doubt says why the snapshots of missing backups stay; empty if none are.
 func (r Result) Doubt() string {
 	if r.MissingBackups == 0 {
 		return ""
@@ -155,11 +155,11 @@ func join(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
 }
 
-// messageLimit is Kubernetes's size of a termination message.
+// messageLimit is Kubernetes's limit of a termination message.
 const messageLimit = 4096
 
-// Message returns the termination message: a line for each repository, or the bare error of the
-// only one, as Velero writes it.
+// Message returns the termination message: a line a repository, or the bare error of the only one,
+// as Velero writes it.
 func Message(results []Result) string {
 	if len(results) == 1 && results[0].Error != "" && results[0].Check == nil {
 		return truncated(results[0].Error, messageLimit)
@@ -207,8 +207,8 @@ func withoutNames(results []Result) []Result {
 	return results
 }
 
-// fitting returns the beginning of a text that fits into a JSON string of so many bytes; a byte may
-// take six.
+// fitting returns a text's beginning that fits into a JSON string of so many bytes; a byte may take
+// six.
 func fitting(text string, bytes int) string {
 	for limit := bytes; limit > 0; {
 		text = truncated(text, limit)
@@ -242,7 +242,7 @@ func Results(message string) (results []Result) {
 	return results
 }
 
-// Failed returns the errors of the results, or nil.
+// Failed returns the results' errors, or nil.
 func Failed(results []Result) error {
 	var errs []error
 	for _, result := range results {

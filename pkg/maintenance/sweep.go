@@ -35,14 +35,14 @@ type bucket interface {
 }
 
 const (
-	// minAge is the minimum age of snapshots that are removed without a removal.
+	// minAge is the minimum age of snapshots removed without a removal.
 	minAge = 24 * time.Hour
 	// oneMissingOf bounds the missing backups: one, or one in so many, never all.
 	oneMissingOf = 20
 )
 
-// sweep removes snapshots from the repository of a namespace: of backups with a removal in the
-// store, of missing backups, of deleted volumes, and those that their stored backup does not list.
+// sweep removes snapshots from a namespace's repository: of backups with a removal, of missing
+// backups, of deleted volumes, and snapshots that their stored backup does not list.
 type sweep struct {
 	store                        bucket
 	repository                   *repository.Repository
@@ -54,17 +54,16 @@ type sweep struct {
 	// missing.
 	missing, accept bool
 
-	// asked has the backups that were read for deleted volumes, and whether that succeeded. byID
-	// has the remaining snapshots.
+	// asked has the backups read for deleted volumes, and whether that succeeded. byID has the
+	// remaining snapshots.
 	asked map[format.RemovalOf]bool
 	byID  map[string]datapath.Snapshot
 }
 
 type swept struct {
 	backups, snapshots int
-	// waiting counts removals whose backups still exist.
+	// waiting and missing are as in Result.
 	waiting int
-	// missing counts backups that are missing, or don't list their snapshots, if too many.
 	missing int
 }
 
@@ -89,7 +88,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	var requested []removal
 	var ended []store.Object
 	var failures []error
-	// flush removes the snapshots found so far, so that a killed sweep has progressed.
+	// flush removes the snapshots found so far: a killed sweep has progressed.
 	flush := func() error {
 		if len(ids) > 0 && !s.dryRun {
 			if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
@@ -185,13 +184,13 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 
 const (
 	atOnce = 16
-	// flushAfter is how many removals share a flush, which costs some writes.
+	// flushAfter is how many removals share a flush.
 	flushAfter = 100
 )
 
 // ofVolumes returns the snapshots of deleted volumes, by the changes beside their backups, and the
-// number of unreadable backups. A deleted backup has its own removal. Reading a backup once
-// suffices: changes were stored before the removals were listed.
+// number of unreadable backups. A deleted backup has its own removal. A backup is read once:
+// changes were stored before the removals were listed.
 func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []string, waiting int, err error) {
 	data, err := s.content(ctx, object)
 	switch {
@@ -254,7 +253,7 @@ func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []strin
 	return ids, waiting, nil
 }
 
-// isBackups reports whether an error concerns one backup, whose snapshots stay, and not the store.
+// isBackups reports whether an error concerns one backup, whose snapshots stay, not the store.
 func isBackups(err error) bool {
 	return errors.Is(err, folder.ErrUnreadable) || errors.Is(err, store.ErrDenied)
 }
@@ -270,21 +269,21 @@ func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	return ids
 }
 
-// means reports whether a snapshot was made for the backup. It must name the same folder: a copied
-// backup or forged removal could name another.
+// means reports whether a snapshot was made for the backup, in the same folder: a copied backup or
+// forged removal could name another.
 func (r *removal) means(snapshot datapath.Snapshot) bool {
 	return snapshot.Backup == r.UID && (snapshot.StoreName == "" || snapshot.StoreName == r.StoreName)
 }
 
-// missing has this cluster's backups that the store lacks, or that don't list all their snapshots,
-// without a removal.
+// missing has this cluster's backups, without a removal, that the store lacks or that don't list
+// all their snapshots.
 type missing struct {
 	// snapshots has those to remove, by their backup's uid; of counts all backups.
 	snapshots map[types.UID][]string
 	of        int
 }
 
-// tooMany reports whether the store is in doubt, for example after a partial restore.
+// tooMany reports whether the store is in doubt, as after a partial restore.
 func (m *missing) tooMany() bool {
 	n := len(m.snapshots)
 	return n > 0 && (n == m.of || n > 1 && n*oneMissingOf > m.of)
@@ -341,7 +340,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 }
 
 // unneeded returns the snapshots that a backup does not need: all if it was deleted or has failed,
-// and those that it does not list if it is stored.
+// and the unlisted ones if it is stored.
 func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot) (ids []string, err error) {
 	of := s.folder(r)
 	backup, err := of.Metadata(ctx)
@@ -360,9 +359,8 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 	return ids, nil
 }
 
-// mayBeUnlisted reports whether a stored backup may have snapshots that it does not list: of a
-// volume that failed, of another attempt at a volume, or saved after the backup's end. It spares
-// reading the list of most backups.
+// mayBeUnlisted reports whether a stored backup may have unlisted snapshots: of a failed volume, of
+// another attempt, or saved after the backup's end. It spares reading most lists.
 func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 	if backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
 		return true
@@ -372,7 +370,7 @@ func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 		beside.Insert(snapshot.Extras)
 	}
 	for _, snapshot := range its {
-		// The end is stored in whole seconds, and the last listed snapshot may be of the same second.
+		// The end has whole seconds, and the last listed snapshot may be of the same one.
 		if !snapshot.Saved.Before(backup.Status.CompletionTimestamp.Add(time.Second)) || !beside.Has(snapshot.ID) && volumes.Has(snapshot.Volume) {
 			return true
 		}
@@ -383,10 +381,9 @@ func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
 	return false
 }
 
-// unlisted returns the snapshots that a stored backup does not list: an agent was killed after it had
-// saved one and before it reported it, or reported it too late. The list counts if this cluster has
-// signed its digest, and if all of its snapshots exist: a repair by Kopia would have replaced them
-// under other ids.
+// unlisted returns the snapshots that a stored backup does not list: an agent was killed before it
+// reported one, or reported it too late. The list counts if this cluster signed its digest and all
+// of its snapshots exist: a repair by Kopia would have changed their ids.
 func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *v1alpha1.Backup, its []datapath.Snapshot) (ids []string, err error) {
 	origin := backup.Status.Origin
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || backup.Status.CompletionTimestamp.IsZero() {
@@ -420,7 +417,7 @@ func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *v1alpha1
 	return ids, nil
 }
 
-// requested lists this cluster's removals for the repository. They are read one by one, since they
+// requested lists this cluster's removals for the repository, which are read one by one, since they
 // may be large.
 func (s *sweep) requested(ctx context.Context) (objects []store.Object, err error) {
 	err = try(ctx, func(ctx context.Context) error {

@@ -16,8 +16,8 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// mostWalked bounds the files and folders that a check walks, each folder once for all snapshots:
-// some minutes.
+// mostWalked bounds the files and folders of a check, each folder once for all snapshots: some
+// minutes.
 const mostWalked = 10_000_000
 
 var errTooMany = errors.New("there is too much to look through")
@@ -31,7 +31,7 @@ func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, 
 	if err != nil {
 		return fmt.Errorf("read the snapshots: %w", err)
 	}
-	// The newest first: they matter most, and older ones share their folders.
+	// The newest matter most, and older ones share their folders.
 	slices.SortFunc(all, func(a, b *snapshot.Manifest) int { return b.StartTime.ToTime().Compare(a.StartTime.ToTime()) })
 	w := &walk{repository: r, bad: bad, folders: map[object.ID]bool{}, left: mostWalked}
 	hit := map[string]bool{}

@@ -32,24 +32,24 @@ const (
 )
 
 // Cache keeps on disk the blobs that uploads read repeatedly: indexes, and packs with folder
-// listings. All repositories of a node, and the next process, share it.
+// listings. All repositories of a node, and the next process, share it. See docs/node-agent.md.
 //
-//   - Its files take at most its limit, including unfinished ones. The blob unread for longest
-//     makes room. Two processes in one folder take at most twice the limit.
+//   - Its files, also unfinished ones, take at most its limit; the blob unread for longest makes room.
+//     Two processes in one folder take at most twice the limit.
 //   - Blobs are encrypted as in the store, and no file contents are kept.
 //   - A blob's checksum is verified before an opened repository uses it. A damaged one is read from
 //     the store. Later damage fails a read, since Kopia authenticates what it decrypts.
 //   - After any failure here the store is read.
 //
-// Kopia's own cache has no limit over all repositories, retries endlessly after damage, and maps
-// indexes into memory, where a replaced file ends the process.
+// Kopia's own cache has no common limit, retries endlessly after damage, and maps indexes into
+// memory, where a replaced file ends the process.
 type Cache struct {
 	dir     string
 	limit   int64
 	newBlob string
 
 	mu sync.Mutex
-	// kept has the blobs by their path below dir; bytes is their size, with unfinished ones.
+	// kept has the blobs by path below dir; bytes is their size, with unfinished ones.
 	kept       map[string]kept
 	unfinished int64
 	bytes      int64
@@ -148,7 +148,7 @@ func (c *Cache) grow(bytes int64) bool {
 	return true
 }
 
-// finished frees the room of an unfinished blob. path is empty if it was not kept.
+// finished frees an unfinished blob's room. path is empty if it was not kept.
 func (c *Cache) finished(path string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -208,7 +208,7 @@ type blobCache struct {
 }
 
 type cachedBlob struct {
-	// turn is full during a lookup, and guards size: the size of the verified content, or -1.
+	// turn is full during a lookup, and guards size: the verified content's, or -1.
 	turn    chan struct{}
 	size    int64
 	fetched int
@@ -219,8 +219,7 @@ const maxFetched = 2
 
 var errNoRoom = errors.New("there is no room for it in the cache")
 
-// get reads a part of a blob, and caches the blob by read. It returns false if the store is to be
-// read.
+// get reads a part of a blob, which it caches by read. It returns false if the store must be read.
 func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer, read func(context.Context, blob.OutputBuffer) error) bool {
 	if b == nil || !isCached(id) {
 		return false
@@ -270,8 +269,7 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 	return true
 }
 
-// distrust removes the blobs that were read since the opening: the store's answers may have been
-// wrong.
+// distrust removes the blobs read since the opening: the store may have lied.
 func (b *blobCache) distrust() {
 	if b == nil {
 		return
@@ -299,7 +297,7 @@ func sum(id blob.ID) hashing.Hash {
 	return h
 }
 
-// sound returns the size of a cached blob, or -1. A damaged one is removed.
+// sound returns a cached blob's size, or -1. A damaged one is removed.
 func (b *blobCache) sound(path string, id blob.ID) int64 {
 	f, err := os.Open(filepath.Join(b.dir, path))
 	if err != nil {
@@ -357,8 +355,8 @@ type unfinished struct {
 	file  *os.File
 	id    blob.ID
 	sum   hashing.Hash
-	size  int64 // written bytes
-	taken int64 // reserved bytes
+	size  int64 // written
+	taken int64 // reserved
 	err   error
 }
 

@@ -19,39 +19,39 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A daily check reads a share of the packs, all of them in checkDays days. A share is bounded by
-// mostRead bytes and mostContents contents; a larger repository takes longer.
+// A daily check reads a share of the packs, all in checkDays days. A share is at most mostRead
+// bytes and mostContents contents, so a larger repository takes longer.
 const (
 	checkDays    = 28
 	mostRead     = 16 << 30
 	mostContents = 400_000
-	// readAtOnce packs are read at once; keptForCheck of their bytes are in memory.
+	// readAtOnce packs are read at once, with keptForCheck bytes in memory.
 	readAtOnce   = 3
 	keptForCheck = 64 << 20
 	// shortPack is the size up to which Kopia's maintenance joins packs.
 	shortPack = 12 << 20
 )
 
-// CheckOptions selects the packs of a check.
+// CheckOptions selects a check's packs.
 type CheckOptions struct {
 	All bool
 	// Short also reads the short packs, which a failed maintenance has read.
 	Short bool
 }
 
-// Check has the findings of a check.
+// Check has a check's findings.
 type Check struct {
-	// Packs counts the packs of the index; Read and ReadBytes count what was read.
+	// Packs counts the index's packs; Read and ReadBytes what was read.
 	Packs, Read int
 	ReadBytes   int64
 	Missing     int
 	Damaged     []string
-	// Indexes names the lost indexes of the last maintenance. Contents and snapshots that only they
-	// name are unknown.
+	// Indexes names the lost indexes of the last maintenance; anything that only they name is
+	// unknown.
 	Indexes  []string
 	Contents int
-	// Snapshots has the ids of affected snapshots, AffectedUntil the start of the newest. If
-	// Incomplete, any that began until then may be affected.
+	// Snapshots has the ids of affected snapshots, AffectedUntil the newest's start. If Incomplete,
+	// any that began until then may be affected.
 	Snapshots     []string
 	AffectedUntil time.Time
 	Incomplete    bool
@@ -60,8 +60,8 @@ type Check struct {
 // Lost reports whether data is lost.
 func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 || len(c.Indexes) > 0 }
 
-// Check compares the packs of the index with the store's listing. It reads a share of them, and all
-// that were damaged before, without caches. An error means that the store does not answer, not
+// Check compares the packs of the index with the store's listing. Without caches, it reads a share
+// of them, and all that were damaged before. An error means that the store does not answer, not
 // damage.
 func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, error) {
 	ctx, stop := r.While(ctx)
@@ -112,8 +112,8 @@ func (s *share) add(id blob.ID, length int64, pack namedPack) {
 	s.contents += int64(pack.contents)
 }
 
-// choose keeps the due packs. A pack's share depends on its name, and the due share on the day,
-// without state. A missed day leaves its share to the next round.
+// choose keeps the due packs, by their names and the day, without state. A missed day leaves its
+// share to the next round.
 func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now time.Time) {
 	if options.All {
 		return

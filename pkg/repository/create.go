@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// markerBlob tells Velero that the repository is set up. It contains the repository's unique id.
-// Source: Velero, pkg/repository/udmrepo/kopialib.
+// markerBlob tells Velero that the repository is set up; it has its unique id. Source: Velero,
+// pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
 // Exists reports whether the folder of a namespace's repository has any blob.
@@ -67,9 +67,8 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider enginev
 	}
 }
 
-// Create ensures that the repository of a namespace exists, is set up, and opens with the key. It
-// is idempotent. It fails with ErrWrongKey for a repository with another key, and with ErrDamaged
-// for data that no key can open.
+// Create ensures that a namespace's repository exists, is set up, and opens with the key. It is
+// idempotent. It fails with ErrWrongKey, or with ErrDamaged for data that no key can open.
 func Create(ctx context.Context, loc Location, namespace string, key Key) error {
 	if key == "" {
 		return errors.New("the key of the repository is empty")
@@ -97,8 +96,8 @@ type creatable interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// initialize creates the repository, unless it exists, by one conditional write of its format. So a
-// stopped or concurrent process never leaves another format under existing data.
+// initialize creates the repository, unless it exists, by one conditional write of its format: a
+// stopped or concurrent process leaves no other format under existing data.
 func initialize(ctx context.Context, st creatable, provider enginev1alpha1.StorageProvider, namespace string, key Key) error {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -153,8 +152,7 @@ func initialize(ctx context.Context, st creatable, provider enginev1alpha1.Stora
 	return nil
 }
 
-// newFormat returns the blob kopia.repository. Kopia's other blob, kopia.blobcfg, sets a retention,
-// and is not needed.
+// newFormat returns kopia.repository. Kopia's other blob, kopia.blobcfg, only sets a retention.
 func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	opts, err := newRepositoryOptions(namespace, key)
 	if err != nil {
@@ -167,15 +165,15 @@ func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	return shortenEpochs(ctx, staged.blobs[format.KopiaRepositoryBlobID], key)
 }
 
-// Each upload writes an index or two, and each opening reads all, until a maintenance joins the
-// indexes of an epoch. That needs two later epochs, which last a day in Kopia.
+// Each upload writes an index or two, which each opening reads until a maintenance joins an
+// epoch's. That needs two later epochs, of a day in Kopia.
 const (
 	minEpoch = 6 * time.Hour
 	// rangeEpochs are joined again: a week, as Kopia's default.
 	rangeEpochs = 28
 )
 
-// shortenEpochs changes a new format, since Kopia's initialisation has no such option.
+// shortenEpochs changes a new format: Kopia's initialisation has no such option.
 func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
 	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
@@ -265,8 +263,8 @@ func (r *Repository) setUp(ctx context.Context) error {
 	return nil
 }
 
-// keepEverything returns the repository's policy. With Kopia's default, each checkpoint of an
-// upload would delete older snapshots of its volume.
+// keepEverything returns the repository's policy. By Kopia's default, each checkpoint of an upload
+// would delete older snapshots of its volume.
 func keepEverything() *policy.Policy {
 	all := policy.OptionalInt(math.MaxInt32)
 	return &policy.Policy{

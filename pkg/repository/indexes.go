@@ -20,16 +20,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Kopia knows only the indexes that the store lists. Data that only a lost index names is silently
-// unknown, records of snapshots included, and the next full maintenance removes its packs. So each
-// maintenance notes the indexes that it leaves, and the next does nothing if one is missing
-// unreplaced.
+// Kopia knows only the indexes that the store lists: it does not know data that only a lost index
+// names, and the next full maintenance removes its packs. So each maintenance notes the indexes
+// that it leaves, and the next does nothing if one is missing unreplaced (docs/maintenance.md).
 
-// ErrIndexLost: the store lacks indexes that the last maintenance has left there.
+// ErrIndexLost: the store lacks indexes that the last maintenance left.
 var ErrIndexLost = errors.New("the store has lost indexes of the repository")
 
 const (
-	// indexNote is the blob with the names of the indexes, one a line.
+	// indexNote has the names of the indexes, one a line.
 	indexNote   blob.ID = "holdfast.indexes"
 	longestNote         = 16 << 20
 )
@@ -52,8 +51,7 @@ func epochsOf(id blob.ID) (e epochs, ok bool) {
 	return e, err == nil && otherErr == nil
 }
 
-// replaces reports whether this index has all contents of another one, which Kopia may have
-// removed.
+// replaces reports whether this index has all contents of another, which Kopia may have removed.
 func (e epochs) replaces(other epochs) bool {
 	wider := e.last-e.first > other.last-other.first
 	return e.first <= other.first && e.last >= other.last && (e.kind > other.kind || e.kind == other.kind && wider)
@@ -98,7 +96,7 @@ func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
 	return names, nil
 }
 
-// lostIndexes returns the noted indexes that are missing unreplaced. It asks by name for those that
+// lostIndexes returns the noted indexes that are missing unreplaced. It asks by name for any that
 // the listing lacks.
 func (r *Repository) lostIndexes(ctx context.Context) (lost []string, err error) {
 	noted, err := r.noted(ctx)

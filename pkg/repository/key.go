@@ -21,10 +21,10 @@ import (
 // Key is the password of a repository. It prints as a placeholder.
 type Key string
 
-// String implements fmt.Stringer without telling the key.
+// String hides the key.
 func (Key) String() string { return "(repository key)" }
 
-// GoString implements fmt.GoStringer without telling the key.
+// GoString hides the key.
 func (Key) GoString() string { return "(repository key)" }
 
 // NewKey returns a random key of 256 bits, as 43 characters of base64url.
@@ -44,17 +44,16 @@ func (k Key) Fingerprint(namespace string) (string, error) {
 	return holdfastformat.KeyFingerprint(string(k), namespace)
 }
 
-// The format of a new repository, which the repository records for all readers.
+// The format of a new repository, which it records for all readers.
 const (
 	// Five times as fast as Kopia's default BLAKE2B, which limits an upload.
 	hash = "BLAKE3-256-128"
 	// Kopia's default: hardware does several GB/s.
 	encryption = "AES256-GCM-HMAC-SHA256"
-	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in dumps and
-	// rotated logs, would store the rest anew.
+	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in rotated
+	// logs, would store the rest anew.
 	splitter = "DYNAMIC-4M-BUZHASH"
-	// A random key needs no slow derivation; the default scrypt needs 128 MB of memory at each
-	// opening.
+	// A random key needs no slow derivation; the default scrypt takes 128 MB at each opening.
 	keyDerivation = "pbkdf2-sha256-600000"
 )
 
@@ -65,9 +64,9 @@ const (
 
 // newRepositoryOptions returns the options of a namespace's new repository.
 //
-// A store may ignore the condition of a write. Of two concurrent initialisations the later would
-// win, and with random inner keys make earlier data unreadable. So a generated key determines the
-// inner keys. A chosen key is too weak for that, and keeps random ones.
+// If a store ignores the condition of a write, the later of two initialisations wins, and random
+// inner keys would make earlier data unreadable. So a generated key determines them. A chosen key
+// is too weak for that.
 func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
 	opts := &repo.NewRepositoryOptions{
 		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},
@@ -98,11 +97,11 @@ func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions
 	return opts, nil
 }
 
-// derivations serialises key derivations: for Velero's repositories one takes 64 MB of memory.
+// derivations serialises key derivations: in Velero's repositories one takes 64 MB.
 var derivations = make(chan struct{}, 1)
 
-// inTurn is a storage for an opening that waits for its turn to derive the key. Kopia does that
-// between reading the format and the next read.
+// inTurn makes an opening wait for its turn to derive the key. Kopia derives it between reading the
+// format and the next read.
 type inTurn struct {
 	blob.Storage
 	opened, derives atomic.Bool

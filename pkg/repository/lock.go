@@ -18,21 +18,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// A location's lock is Kopia's retention. With one, Kopia writes its packs, its indexes and
-// kopia.repository with a retention, and each full maintenance extends all of them. Other blobs have
-// none: logs, and what each maintenance rewrites.
+// A location's lock is the retention of Kopia's packs, indexes and kopia.repository, and each full
+// maintenance extends all of them. Other blobs have none: logs, and what each maintenance rewrites.
 //
-// Kopia keeps the retention in a second blob, kopia.blobcfg, which the repository's key encrypts.
-// Holdfast stores none. It answers Kopia's read of that blob by the location's lock, for three
-// reasons: a writer of the store could remove or replace the blob, and so end the locks. Two blobs
-// can't change their key at once (ErrRetention). And a repository takes a lock on, or another
-// number of days, at its next opening.
+// Holdfast stores no kopia.blobcfg, where Kopia keeps the retention, and answers Kopia's read of it
+// by the location's lock. So a writer of the store can't end the locks, and the key can be changed
+// (ErrRetention). A new lock counts from the next opening on. See docs/lock.md.
 
-// extendedAtOnce is the number of parallel listings. Each extends locks one by one.
+// extendedAtOnce is the number of parallel listings, which extend locks one by one.
 const extendedAtOnce = 4
 
-// leastLocked is the part of a location's lock that a full maintenance leaves to each blob: Kopia
-// offers all of them to it every day, and one that is locked for longer is left alone.
+// leastLocked is the part of a lock that a full maintenance leaves to each blob. Kopia offers it
+// all blobs every day; one locked for longer is left alone.
 func leastLocked(period time.Duration) time.Duration { return period / 4 * 3 }
 
 // lockBlobs prepares the answer to Kopia's read of kopia.blobcfg. It does nothing without a lock.
@@ -71,11 +68,10 @@ func (s *storage) lockBlobs(ctx context.Context, key Key) error {
 	return nil
 }
 
-// ExtendBlobRetention implements blob.Storage. It leaves blobs alone whose lock is long enough, and
-// blobs that were removed meanwhile.
+// ExtendBlobRetention leaves blobs alone with a lock that is long enough, or that were removed.
 func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob.ExtendOptions) error {
 	if s.locks == nil {
-		return blob.ErrUnsupportedObjectLock // a retention of Kopia's own, without a lock of the location
+		return blob.ErrUnsupportedObjectLock // a retention of Kopia's own, without a location's lock
 	}
 	return s.persist(ctx, func() error {
 		until, err := s.bucket.ExtendLock(ctx, s.key(id), leastLocked(opts.RetentionPeriod))
@@ -91,9 +87,8 @@ func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob
 	})
 }
 
-// extendLocks has Kopia's full maintenance extend the locks, if the location has one. Kopia does
-// that only if the repository's parameters say so. They stay, since without a lock of the location
-// there is nothing that Kopia would extend.
+// extendLocks has Kopia's full maintenance extend the locks, if the location has one. The
+// parameters for that stay: without a lock, Kopia has nothing to extend.
 func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	r.storage.lockedUntil.clear()
 	r.storage.unextended.Store(nil)
@@ -117,8 +112,8 @@ func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWri
 	return nil
 }
 
-// extendAll extends the locks of all blobs that have locks. Kopia does this in a full maintenance,
-// which does not run on a damaged repository. The blobs that are left stay locked all the same.
+// extendAll extends all locks. Kopia does so in a full maintenance, which does not run on a damaged
+// repository.
 func (r *Repository) extendAll(ctx context.Context) error {
 	if r.storage.locks == nil {
 		return nil
@@ -134,7 +129,6 @@ func (r *Repository) extendAll(ctx context.Context) error {
 	return nil
 }
 
-// earliest keeps the earliest of several instants.
 type earliest struct {
 	mu sync.Mutex
 	at time.Time

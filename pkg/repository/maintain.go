@@ -26,7 +26,7 @@ import (
 
 var (
 	ErrOtherOwner = errors.New("another client owns the maintenance of the repository; give it back with kopia maintenance set --owner=" + clientUser + "@" + clientHost)
-	// ErrClockSkew: the clocks of this machine and of the store differ too much to tell ages.
+	// ErrClockSkew: the clocks of this machine and the store differ too much to tell ages.
 	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
 )
 
@@ -43,23 +43,23 @@ const (
 // Maintenance says what a maintenance has done.
 type Maintenance struct {
 	Kind MaintenanceKind
-	// Reclaimed counts the bytes removed from the store.
+	// Reclaimed are the bytes removed from the store.
 	Reclaimed int64
-	// Rewritten counts the bytes moved to new packs; the old packs are removed later.
+	// Rewritten are the bytes moved to new packs; the old packs are removed later.
 	Rewritten int64
 	// Skew is how far the store's clock is ahead.
 	Skew time.Duration
-	// Size is the repository's size in the store, Files the number in the newest snapshots; only
-	// after a full maintenance.
+	// Size is the repository's in the store, Files the newest snapshots'; only after a full
+	// maintenance.
 	Size, Files int64
 	// LockedUntil is until when all locked blobs are locked at least; only after a full maintenance
-	// with a lock of the location.
+	// with a lock.
 	LockedUntil time.Time
 }
 
-// Maintain runs Kopia's maintenance, full if due, else quick. It keeps Kopia's safety intervals, so
-// uploads and restores may run meanwhile. The caller ensures that only one process maintains the
-// repository. It does nothing if an index is lost. After an error the result has the work before
+// Maintain runs Kopia's maintenance, full if due, else quick. By Kopia's safety intervals, uploads
+// and restores may run meanwhile. The caller ensures that only one process maintains the
+// repository. If an index is lost, it does nothing. After an error the result has the work before
 // it.
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)
@@ -183,7 +183,7 @@ func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	return nil
 }
 
-// DueMaintenance returns the kind of maintenance that is due.
+// DueMaintenance returns the due kind.
 func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -196,8 +196,7 @@ func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error
 	return MaintenanceQuick, nil
 }
 
-// minFullInterval is the minimum time between full maintenances, for any settings
-// (docs/design/maintenance.md).
+// minFullInterval is the minimum time between full maintenances (docs/design/maintenance.md).
 const minFullInterval = 23 * time.Hour
 
 func lastFull(schedule *maintenance.Schedule) (last time.Time) {

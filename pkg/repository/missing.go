@@ -17,9 +17,8 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// Kopia trusts its index: a content that it names is not written again, nor its file read, even if
-// the pack is lost. Uploads would build on lost packs until a restore fails. So the index is
-// compared with the store's listing.
+// Kopia trusts its index: even if the pack is lost, it does not write a content again that the
+// index names, nor read its file. So the index is compared with the store's listing.
 
 const (
 	believedFor = 2 * time.Minute
@@ -27,14 +26,13 @@ const (
 	mostConfirmed = 64
 )
 
-// Missing has the packs of the index that the store lacks in whole or in part, and known damaged
-// ones.
+// Missing has the index's packs that the store lacks in whole or in part, and known damaged ones.
 type Missing struct {
 	packs, damaged map[blob.ID]struct{}
 	Contents       int
 }
 
-// Packs returns their names.
+// Packs returns the names.
 func (m *Missing) Packs() []string {
 	var names []string
 	for _, packs := range []map[blob.ID]struct{}{m.packs, m.damaged} {
@@ -64,10 +62,9 @@ type comparison struct {
 	at      time.Time
 }
 
-// Missing compares the packs of the index with the store's listing, with a request for a thousand
-// packs, at most every two minutes. It asks by name for packs that the listing lacks, since a
-// listing may lag. The index is read first, and packs precede their index, so a new pack is never
-// missing.
+// Missing compares the packs of the index with the store's listing, a thousand packs a request, at
+// most every two minutes. It asks by name for packs that the listing lacks, since it may lag. The
+// index is read first, and packs precede their index, so a new pack is never missing.
 func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 	r.compared.mu.Lock()
 	defer r.compared.mu.Unlock()
@@ -83,7 +80,7 @@ func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 }
 
 type namedPack struct {
-	// end is the minimum length of the pack, contents the number of live ones.
+	// end is the pack's minimum length, contents the number of live ones.
 	end      int64
 	contents int
 }

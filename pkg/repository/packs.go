@@ -15,22 +15,21 @@ import (
 const (
 	// SmallPiece is the size up to which a request's overhead exceeds the time of its bytes.
 	SmallPiece = 1 << 20
-	// packPart is the size of one request for a pack: parallel requests are faster.
+	// packPart is the size of each of the parallel requests for a pack.
 	packPart = 8 << 20
 )
 
 const (
-	// wholeFrom is the minimum of expected pieces for reading a whole pack; wholeFromFolder in a
-	// folder, which answers at once.
+	// wholeFrom expected pieces make a whole pack be read; in a folder, which answers at once,
+	// wholeFromFolder.
 	wholeFrom       = 16
 	wholeFromFolder = 256
-	// learnAfter is how many pieces of an unexpected pack, as with folders, are read singly.
+	// learnAfter pieces of an unexpected pack, as with folders, are read singly.
 	learnAfter = 4
 )
 
-// Packs keeps whole packs in memory while many small pieces of them are read, as by a restore of
-// small files. It saves a request for each piece. An evicted pack is read whole again only if more
-// of it is expected.
+// Packs keeps whole packs in memory while many small pieces of them are read, which saves requests.
+// An evicted pack is read whole again only if more of it is expected.
 type Packs struct {
 	// limit bounds the kept bytes, besides packs in reading.
 	limit   int64
@@ -49,7 +48,7 @@ type Packs struct {
 type keptPack struct {
 	// pieces counts single reads and expected ones.
 	pieces int
-	// loaded is closed after the read of the pack, even if it failed; nil before.
+	// loaded is closed after the pack's read, also a failed one; nil before.
 	loaded  chan struct{}
 	loading bool
 	data    []byte
@@ -74,7 +73,7 @@ func (p *Packs) Expect(id blob.ID, pieces int) {
 	}
 }
 
-// get reads a small piece from the whole pack; false if it is to be read by itself.
+// get reads a small piece from the whole pack; false if it must be read singly.
 func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) bool {
 	if length <= 0 || length > SmallPiece || id[:1] != content.PackBlobIDPrefixRegular && id[:1] != content.PackBlobIDPrefixSpecial {
 		return false
@@ -140,8 +139,8 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	}
 }
 
-// read reads a whole pack. It returns nil after an error, which the pieces' reads report, and for a
-// pack larger than the limit, since the store's size is unverified.
+// read returns a whole pack; nil after an error, which the pieces' reads report, and beyond the
+// limit, since the store's size is unverified.
 func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {

@@ -18,16 +18,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrRetention: the repository has a retention, in a second object that its key locks too.
+// ErrRetention: the repository has a retention, in an object that its key locks too.
 var ErrRetention = errors.New("the repository has an object kopia.blobcfg, which its key locks as well, and two objects can't be changed at once: change the key with Kopia's own command (kopia repository change-password)")
 
 const maxFormatBytes = 1 << 20
 
-// ChangeKey changes the key of a namespace's repository. It fails with ErrWrongKey if neither key
-// opens it, and does nothing if the new one does. It does not check for uploads.
-//
-// It writes one object, kopia.repository, so exactly one key opens it at any time. The inner keys,
-// which encrypt and name all contents, stay.
+// ChangeKey changes the key of a namespace's repository. It writes one object, so exactly one key
+// opens it at any time. The inner keys, which encrypt and name all contents, stay. It fails with
+// ErrWrongKey if neither key opens it, and does nothing if the new one does. It does not check for
+// uploads.
 func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key) (err error) {
 	if to == "" {
 		return errors.New("the key of the repository is empty")
@@ -129,7 +128,6 @@ func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// formatOnly is an in-memory storage of a format.
 type formatOnly struct {
 	staging
 	data []byte

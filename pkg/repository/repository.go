@@ -40,17 +40,17 @@ const (
 	clientHost = "default"
 )
 
-// Options are an opened repository's use of the local disk, and its keys.
+// Options are an opened repository's local disk and keys.
 type Options struct {
-	// WorkDir has a small configuration without secrets while the repository is open. Default: the
-	// system's folder for temporary files.
+	// WorkDir gets a configuration without secrets while the repository is open. Default: the
+	// system's temporary folder.
 	WorkDir string
-	// Others are keys that may open it instead, during a change of the key.
+	// Others may open it instead, during a change of the key.
 	Others []Key
-	// Cache keeps blobs for the next opening; nil keeps none, which is best for reading files.
+	// Cache keeps blobs for the next opening; nil, which is best for reading files, keeps none.
 	// Filesystem locations use none.
 	Cache *Cache
-	// Damaged are packs with other bytes than were written: their contents are not used.
+	// Damaged packs have other bytes than were written: their contents are not used.
 	Damaged []string
 }
 
@@ -64,8 +64,8 @@ type Repository struct {
 	compared comparison
 }
 
-// Open opens the repository of a namespace. It fails with ErrNotInitialized, ErrWrongKey, or the
-// error of the store.
+// Open opens a namespace's repository. It fails with ErrNotInitialized, ErrWrongKey, or the store's
+// error.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
 	bucket, err := loc.open(ctx)
 	if err != nil {
@@ -112,7 +112,7 @@ func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string
 
 const cacheNameLength = 16
 
-// open opens the repository in a bucket, and closes the bucket on failure.
+// open closes the bucket on failure.
 func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
 	st, err := connect(ctx, bucket, provider, namespace)
 	if err != nil {
@@ -132,7 +132,7 @@ func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.Sto
 	return r, nil
 }
 
-// openStorage opens the repository in st, which it owns on success.
+// openStorage owns st on success.
 func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *Repository, err error) {
 	workDir, err = os.MkdirTemp(workDir, "repository-")
 	if err != nil {
@@ -154,16 +154,15 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 		}
 	}()
 
-	// Kopia's Connect would open the repository again as a test, with options to wait endlessly for
-	// an upgrade, and to exit.
+	// Kopia's Connect would open the repository again as a test, with options to wait endlessly,
+	// and to exit.
 	config := repo.LocalConfig{
 		Storage: &info,
 		Caching: &content.CachingOptions{},
 		ClientOptions: repo.ClientOptions{
 			Username: clientUser,
 			Hostname: clientHost,
-			// Negative: never use a cached format blob, since the repository may have been
-			// replaced.
+			// Negative: no cached format blob, since the repository may have been replaced.
 			FormatBlobCacheDuration: -1,
 		},
 	}
@@ -201,7 +200,7 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
 
 // Refresh makes everything visible that others stored before. It fails with ErrReplaced for another
-// repository in its place.
+// repository.
 func (r *Repository) Refresh(ctx context.Context) error {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -236,7 +235,7 @@ func (r *Repository) While(ctx context.Context) (context.Context, func()) {
 	return r.storage.while(ctx)
 }
 
-// KeepPacks keeps packs in memory, at most limit bytes, until Release. Concurrent callers share
+// KeepPacks keeps packs in memory until Release, at most limit bytes. Concurrent callers share
 // them.
 func (r *Repository) KeepPacks(limit int64) *Packs {
 	r.storage.keeping.Lock()

@@ -22,8 +22,8 @@ import (
 var errMissing = errors.New("the pack of a content is missing from the store")
 
 // Writer returns a writer for which the contents of missing packs do not exist. They are written
-// again under the same names, which repairs earlier snapshots. Listings that it reads lack files
-// with such contents, so these are read again. Without missing packs it returns w.
+// again under the same names, which repairs earlier snapshots. Its listings lack files with such
+// contents, which are read again. Without missing packs it returns w.
 func (m *Missing) Writer(ctx context.Context, w repo.RepositoryWriter) (repo.RepositoryWriter, error) {
 	if !m.Any() {
 		return w, nil
@@ -46,8 +46,8 @@ type rewriter[B any] struct {
 	missing *Missing
 	write   func(context.Context, B, content.IDPrefix, compression.HeaderID) (content.ID, error)
 	hash    func([]byte, B) []byte
-	// forgetting is held while a content is checked and marked, so that a content that was just
-	// rewritten is not marked.
+	// forgetting is held while a content is checked and marked, so that a just rewritten one is not
+	// marked.
 	forgetting sync.Mutex
 }
 
@@ -67,8 +67,8 @@ func (r *rewriter[B]) WriteContent(ctx context.Context, data B, prefix content.I
 	return r.write(ctx, data, prefix, compressor)
 }
 
-// forget marks a content of a missing pack as deleted, so that Kopia writes it again. The new index
-// entry is later than the mark, and the mark than the old entry.
+// forget marks a content of a missing pack as deleted, so that Kopia writes it again. The new entry
+// is later than the mark, and the mark than the old.
 func (r *rewriter[B]) forget(ctx context.Context, id content.ID) error {
 	r.forgetting.Lock()
 	defer r.forgetting.Unlock()
@@ -109,12 +109,10 @@ func (w *rewriting) VerifyObject(ctx context.Context, id object.ID) ([]content.I
 	return ids, nil
 }
 
-// longestFiltered bounds the listings that are filtered, some 200,000 files. Longer ones are not
-// used.
+// longestFiltered bounds filtered listings, some 200,000 files. Longer ones are not used.
 const longestFiltered = 32 << 20
 
-// OpenObject implements repo.Repository. A listing lacks files with missing contents; a missing
-// listing is empty.
+// OpenObject returns listings without files that have missing contents; a missing listing is empty.
 func (w *rewriting) OpenObject(ctx context.Context, id object.ID) (object.Reader, error) {
 	if _, err := w.VerifyObject(ctx, id); err != nil {
 		return w.listing(ctx, &snapshot.DirManifest{StreamType: folderStream}), ctx.Err()

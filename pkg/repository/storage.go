@@ -62,39 +62,39 @@ func folderOf(namespace string) (string, error) {
 	return Folder("", namespace), nil
 }
 
-// storage keeps the blobs of a repository in a Bucket like Kopia's own storages: in a bucket under
-// their names, and in a folder with names cut into folders.
+// storage keeps a repository's blobs like Kopia's own storages: in a bucket under their names, in a
+// folder with names cut into folders.
 type storage struct {
 	blob.DefaultProviderImplementation
 	bucket *store.Bucket
 	// shards says how names are cut; nil means not at all.
 	shards *sharded.Parameters
-	// packs keeps packs in memory, if requested. It changes under keeping.
+	// packs keeps packs, if requested. It changes under keeping.
 	packs   atomic.Pointer[Packs]
 	keeping sync.Mutex
 	cache   *blobCache
-	// locks is the blob kopia.blobcfg as Kopia reads it, if the location has a lock. See lockBlobs.
+	// locks is kopia.blobcfg for Kopia, if the location has a lock. See lockBlobs.
 	locks []byte
 	// lockedUntil is the earliest end of a lock that the last maintenance found or extended.
 	lockedUntil earliest
-	// unextended is why the last maintenance could not extend a lock. Kopia only counts these.
+	// unextended is why the last maintenance could not extend a lock: Kopia only counts these.
 	unextended atomic.Pointer[error]
 	// uncached is true while reads must come from the store.
 	uncached atomic.Bool
 	answered atomic.Bool
 	closed   sync.Once
-	// lost ends, with the cause, when the repository becomes unusable.
+	// lost ends, with the cause, when the repository is unusable.
 	lost context.Context
 	lose context.CancelCauseFunc
 }
 
-// defaultShards is how Kopia cuts names in a new repository. An existing one records its own.
+// defaultShards is how Kopia cuts names in a new repository; an existing one records its own.
 var defaultShards = []int{1, 3}
 
 const storageConfig = ".storageconfig"
 
-// connect returns the blob storage of a namespace's repository, which owns the bucket on success.
-// It fails with ErrNotInitialized if a folder does not exist.
+// connect returns the storage of a namespace's repository, which owns the bucket on success. It
+// fails with ErrNotInitialized if a folder does not exist.
 func connect(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.StorageProvider, namespace string) (*storage, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -148,13 +148,12 @@ func (s *storage) key(id blob.ID) string {
 }
 
 // While a store that has answered is unavailable, operations are repeated with doubling pauses: a
-// restart or throttling of half a minute must not end an upload of hours. Each attempt has several
-// of the client.
+// restart or throttling of half a minute must not end an upload of hours.
 const (
 	attempts   = 9
 	firstPause = 100 * time.Millisecond
-	// patience is how long after the first attempt another may begin. Attempts with a silent store
-	// take minutes.
+	// patience is how long after the first attempt another may begin: with a silent store each
+	// takes minutes.
 	patience = 2 * time.Minute
 )
 
@@ -236,7 +235,7 @@ func (s *storage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, e
 	return blob.Metadata{BlobID: id, Length: found.Size, Timestamp: found.ModTime}, err
 }
 
-// PutBlob implements blob.Storage. It replaces an existing blob.
+// PutBlob replaces an existing blob.
 func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
 	var retention store.Retention
 	switch {
@@ -270,7 +269,7 @@ func (s *storage) ListBlobs(ctx context.Context, prefix blob.ID, callback func(b
 }
 
 // list lists the blobs of a folder; name is the folders' part of their names. A repetition
-// continues after the last blob.
+// continues after the last.
 func (s *storage) list(ctx context.Context, folder, name, prefix string, callback func(blob.Metadata) error) error {
 	var options store.ListOptions
 	if s.shards == nil {
@@ -296,7 +295,6 @@ func (s *storage) list(ctx context.Context, folder, name, prefix string, callbac
 	return cmp.Or(stopped, err)
 }
 
-// visit calls callback for an object, or for the objects of a folder.
 func (s *storage) visit(ctx context.Context, object store.Object, name, prefix string, callback func(blob.Metadata) error) error {
 	isBlob := name != storageConfig
 	switch {
@@ -317,7 +315,6 @@ func (s *storage) visit(ctx context.Context, object store.Object, name, prefix s
 	return callback(blob.Metadata{BlobID: blob.ID(name), Length: object.Size, Timestamp: object.ModTime})
 }
 
-// while returns a context that also ends, with the cause, when the storage is lost.
 func (s *storage) while(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if s.lost.Err() != nil {
@@ -335,7 +332,6 @@ func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
 	return parsed.UniqueID, nil
 }
 
-// format reads the blob that opens the repository.
 func (s *storage) format(ctx context.Context) (parsed *format.KopiaRepositoryJSON, err error) {
 	err = s.persist(ctx, func() error {
 		found, err := s.bucket.Get(ctx, s.key(format.KopiaRepositoryBlobID))
@@ -353,21 +349,21 @@ func (s *storage) format(ctx context.Context) (parsed *format.KopiaRepositoryJSO
 	return parsed, err
 }
 
-// ConnectionInfo implements blob.Storage. It is unused: see lend.
+// ConnectionInfo is unused: see lend.
 func (s *storage) ConnectionInfo() blob.ConnectionInfo {
 	return blob.ConnectionInfo{Type: storageType}
 }
 
 func (s *storage) DisplayName() string { return "storage location" }
 
-// Close implements blob.Storage. Kopia may close it twice.
+// Close may be called twice, as Kopia does.
 func (s *storage) Close(context.Context) (err error) {
 	s.closed.Do(func() { err = s.bucket.Close() })
 	return err
 }
 
-// Kopia opens repositories by a configuration file, into which it would write credentials. Ours
-// only names a storage that this process has connected.
+// Kopia opens repositories by a configuration file with credentials. Ours only names a storage that
+// this process has connected.
 const storageType = "holdfast-connected"
 
 type storageHandle struct {

@@ -20,8 +20,8 @@ func groupResource(item *manifest.Item) schema.GroupResource {
 	return schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 }
 
-// readCalled collects the names of the backup's resources: from the backup, the cluster, and
-// definitions in the backup for words that neither knows.
+// readCalled collects the names of the backup's resources, which the backup, the cluster and the
+// backup's definitions know.
 func (e *execution) readCalled(ctx context.Context) {
 	e.called = selection.Called{}
 	held := map[schema.GroupResource]bool{}
@@ -75,7 +75,7 @@ func (e *execution) specWords() []string {
 	return append(words, e.modifiers.Words()...)
 }
 
-// reportWords reports words of the spec that match nothing. For objects asked for, it is an error.
+// reportWords reports words of the spec that match nothing; for requested objects it is an error.
 func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 	spec, report := c.e.spec, c.e.report
 	held, taken := map[schema.GroupResource]bool{}, map[schema.GroupResource]bool{}
@@ -152,8 +152,8 @@ func (c *chooser) hasNamespace(matches func(string) bool) bool {
 	})
 }
 
-// itemOf returns an item of a resource. Velero lists resources that are never restored in each
-// Restore's exclusions.
+// itemOf returns an item of a resource. Velero's Restores all exclude resources that are never
+// restored.
 func itemOf(word string) *manifest.Item {
 	gr := schema.ParseGroupResource(word)
 	return &manifest.Item{APIGroup: gr.Group, Resource: gr.Resource}

@@ -84,14 +84,13 @@ type chooser struct {
 	resources  *selection.Resources
 	selectors  []labels.Selector
 	objects    map[[3]string]bool
-	// named are the namespaces of named objects: only these get what the objects need.
+	// named are the namespaces of named objects: only these get the objects' needs.
 	named map[string]bool
-	// follows is true if labels choose the objects: their needs come along.
+	// follows says that labels choose the objects, whose needs come along.
 	follows bool
 	own     int
 }
 
-// isOwn reports whether an item belongs into one of Holdfast's own namespaces, or is one.
 func (c *chooser) isOwn(item *manifest.Item) bool {
 	about := c.e.subject(item)
 	own := enginev1alpha1.OwnNamespaces(c.e.request.SystemNamespace)
@@ -169,9 +168,8 @@ func (c *chooser) names(item *manifest.Item) bool {
 	})
 }
 
-// addNeeded adds the needs of chosen objects: cluster-scoped objects, and, if objects are named or
-// chosen by labels, objects in their namespaces. Objects in other namespaces exist, or belong to
-// others.
+// addNeeded adds the needs of chosen objects: cluster-scoped objects, and, for named objects or
+// labels, objects in their namespaces. Objects in other namespaces exist, or belong to others.
 func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool) {
 	unscoped := c.e.spec.IncludeClusterResources != nil && !*c.e.spec.IncludeClusterResources && len(c.e.spec.Objects) == 0
 	if c.e.spec.VolumesOnly || unscoped && !c.follows {
@@ -231,13 +229,12 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	}
 }
 
-// mayFollow reports whether an item comes along with objects that labels have chosen.
 func (c *chooser) mayFollow(item *manifest.Item, gr schema.GroupResource) bool {
 	return c.resources.Included(gr, true) && (!isClaim(item) || ptr.Deref(c.e.spec.RestorePVs, true))
 }
 
-// claimsOfSets returns the claims of StatefulSets, which refer to none. Sets that are named or
-// chosen by labels would otherwise start on empty volumes.
+// claimsOfSets returns the claims of StatefulSets, which refer to none: chosen sets would start on
+// empty volumes.
 func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Reference]*manifest.Item) map[*manifest.Item][]*manifest.Item {
 	if len(c.e.spec.Objects) == 0 && !c.follows || !ptr.Deref(c.e.spec.RestorePVs, true) {
 		return nil
@@ -257,8 +254,6 @@ func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Referen
 	return claims
 }
 
-// warnOfNoData warns of a claim that was bound, and is created without its volume or data: it is
-// empty.
 func (e *execution) warnOfNoData(claim *manifest.Item, a action, about subject, desired *unstructured.Unstructured) {
 	if claim.APIGroup != "" || claim.KindName != "PersistentVolumeClaim" || a != actionCreate && a != actionRecreate || e.volumeOf(claim) != nil {
 		return

@@ -26,9 +26,9 @@ func isVolume(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == volumeKind.kind
 }
 
-// decideVolume decides whether a restored claim keeps the name of its PersistentVolume. The graph
-// orders volumes before claims. A claim that names a missing volume, or one bound elsewhere, would
-// stay Pending.
+// decideVolume decides whether a restored claim keeps the name of its PersistentVolume. If that is
+// missing, or bound elsewhere, the claim would stay Pending. The graph orders volumes before
+// claims.
 func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about subject, content *unstructured.Unstructured) error {
 	name, _, _ := unstructured.NestedString(content.Object, "spec", "volumeName")
 	if !isClaim(item) || name == "" || e.hasData(item) || e.request.tenant() || about.namespace != item.Namespace {
@@ -46,7 +46,6 @@ func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about
 	return nil
 }
 
-// keeps reports whether a claim of this restore goes on naming the volume that it had.
 func (e *execution) keeps(namespace, name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -106,8 +105,8 @@ func (e *execution) keepsVolume(ctx context.Context, item *manifest.Item, about 
 	return false, fmt.Errorf("it changes all the time: %d times while it was read", attempts)
 }
 
-// takeOver frees a volume released by a deleted claim, for the next claim of that name. The volume
-// must not have changed since it was read.
+// takeOver frees a volume, unchanged since it was read, from a deleted claim for the next one of
+// that name.
 func (e *execution) takeOver(ctx context.Context, volume *unstructured.Unstructured, uid string) (bool, error) {
 	if phase, _, _ := unstructured.NestedString(volume.Object, "status", "phase"); phase != "Released" && phase != "Bound" {
 		return false, nil // the provisioner has given it up
@@ -135,8 +134,8 @@ func (e *execution) createsVolume(name string) bool {
 	return false
 }
 
-// elsewhere returns why a PersistentVolume of another cluster is not created, or "". Two clusters
-// would write to its storage. The spec can ask for it.
+// elsewhere returns why a PersistentVolume of another cluster is not created, or "": two clusters
+// would write to its storage, unless the spec asks for it.
 func (e *execution) elsewhere(ctx context.Context, item *manifest.Item) (string, error) {
 	if !isVolume(item) || e.ClusterUID == "" || ptr.Deref(e.spec.RestorePVs, false) {
 		return "", nil

@@ -27,14 +27,14 @@ const (
 	pageSize     = 500
 )
 
-// retries bridge conflicts and busy or restarting servers. The client obeys Retry-After. A request
+// retries bridge conflicts and busy or restarting servers; the client obeys Retry-After. A request
 // that reached no server is repeated while this process leads.
 var retries = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 5 * time.Second}
 
 type cluster struct {
 	client rest.Interface
 	warned func(about subject, warnings []string)
-	// awaits waits a moment after a webhook did not answer, and reports whether to try again.
+	// awaits waits a moment if a webhook did not answer, and reports whether to try again.
 	// Optional.
 	awaits func(ctx context.Context, err error) bool
 }
@@ -42,8 +42,8 @@ type cluster struct {
 type kind struct {
 	group, version, resource, kind string
 	namespaced                     bool
-	// status is true with a status subresource. promised is true if the cluster will serve the kind
-	// only when the plan is done.
+	// status says that the kind has a status subresource, promised that it will be served when the
+	// plan is done.
 	status, promised bool
 }
 
@@ -61,8 +61,7 @@ func (k *kind) apiVersion() string {
 	return k.group + "/" + k.version
 }
 
-// path returns the path of an object; of a namespace's objects without name; of all without
-// namespace.
+// path returns an object's path; without name, a namespace's objects; without namespace, all.
 func (k *kind) path(namespace, name, subresource string) string {
 	path := "/apis/" + k.group + "/" + k.version
 	if k.group == "" {
@@ -97,7 +96,7 @@ func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructu
 	return created, err
 }
 
-// tryCreate has the server check an object by a dry run. An object of its name may exist.
+// tryCreate checks an object by a dry run on the server, where one of its name may exist.
 func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstructured) error {
 	body, err := o.MarshalJSON()
 	if err != nil {
@@ -109,7 +108,6 @@ func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstru
 	}, nil)
 }
 
-// patch applies a merge patch, which may have preconditions in its metadata.
 func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
 	var patched *unstructured.Unstructured
 	request := func() *rest.Request {
@@ -159,7 +157,7 @@ func (c *cluster) labelled(ctx context.Context, k *kind, namespace, selector str
 	return page, err
 }
 
-// list returns a page of objects as JSON, and the continue token; "" at the end.
+// list returns a page of objects as JSON, and the continue token or "".
 func (c *cluster) list(ctx context.Context, k *kind, namespace, fieldSelector, next string) (page []json.RawMessage, more string, err error) {
 	return c.page(ctx, k, namespace, map[string]string{"fieldSelector": fieldSelector, "continue": next})
 }
@@ -198,7 +196,6 @@ func (c *cluster) page(ctx context.Context, k *kind, namespace string, params ma
 	return list.Items, list.Metadata.Continue, err
 }
 
-// write makes a request that writes, and passes on the server's warnings.
 func (c *cluster) write(ctx context.Context, about subject, request func() *rest.Request, read func([]byte) error) error {
 	warnings, err := c.request(ctx, request, read)
 	if len(warnings) > 0 && c.warned != nil {
@@ -212,8 +209,7 @@ func (c *cluster) do(ctx context.Context, request func() *rest.Request, read fun
 	return err
 }
 
-// request repeats a request after temporary errors, and returns the warnings of a successful
-// answer.
+// request repeats a request after temporary errors, and returns a successful answer's warnings.
 func (c *cluster) request(ctx context.Context, request func() *rest.Request, read func([]byte) error) (warnings []string, err error) {
 	backoff := retries
 	var waiting *waits.Wait

@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// compare decides about an existing object. If it has more fields than the desired one, a dry run
-// tells which of them the server puts back: defaults, or additions of admission. Without an answer,
-// all count as added. again says that the object has changed meanwhile.
+// compare decides about an existing object. If it has more fields than desired, a dry run tells
+// which the server puts back: defaults, or additions of admission. Without an answer, all count as
+// added. again says that the object has changed.
 func (e *execution) compare(ctx context.Context, k *kind, item *manifest.Item, about subject, live, desired *unstructured.Unstructured) (d object.Decision, again bool, err error) {
 	policy, managed, err := e.policyFor(ctx, k, item, live)
 	if err != nil {

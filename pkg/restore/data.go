@@ -27,16 +27,14 @@ import (
 // Volumes restores the data of claims: a volumes.Restorer, except in tests.
 type Volumes interface {
 	Claim(ctx context.Context, claim volumes.Claim) error
-	// Hold makes a pod, before its creation, wait for the data of its volumes. Pod returns when
-	// that data is complete.
+	// Hold and Pod are for a pod's volumes without a claim.
 	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
 	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
 	Counts() v1alpha1.RestoreVolumesProgress
-	// Warnings are about volumes whose data is complete, one for each.
+	// Warnings has one for each volume with complete data that has some.
 	Warnings() []string
 }
 
-// volumeOf returns the backup's data of a claim, or nil.
 func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	if item.APIGroup != "" || item.KindName != "PersistentVolumeClaim" {
 		return nil
@@ -44,7 +42,6 @@ func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	return e.volumes[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}]
 }
 
-// hasData reports whether data is restored for an object, which is then a claim.
 func (e *execution) hasData(item *manifest.Item) bool {
 	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil && !e.keepsData[item]
 }
@@ -61,16 +58,16 @@ func (e *execution) bytesOf(item *manifest.Item) int64 {
 	return e.volumeOf(item).Status.Progress.TotalBytes
 }
 
-// holdBack prevents the creation of objects that use a claim without data: they would start on an
-// empty volume, and their writes would be taken for the data.
+// holdBack prevents the creation of users of a claim without data: their writes to the empty volume
+// would be taken for it.
 func (e *execution) holdBack(claim *manifest.Item) {
 	e.indexItems()
 	ofPod := slices.ContainsFunc(claim.OwnerUIDs, func(uid string) bool { return e.byUID[uid] != nil && e.byUID[uid].KindName == "Pod" })
 	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name}, ofPod)
 }
 
-// holdBackUsers does so for the users of a claim, their owners, which would make them anew, and
-// objects that may use it. A claim made by a pod has only that pod.
+// holdBackUsers does so for a claim's users, their owners, which would make them anew, and objects
+// that may use it. A claim made by a pod has only that pod.
 func (e *execution) holdBackUsers(claim manifest.Reference, ofPod bool) {
 	e.indexItems()
 	uses, mayUse := "uses the claim "+claim.Namespace+"/"+claim.Name, "may use the claim "+claim.Namespace+"/"+claim.Name
@@ -126,8 +123,7 @@ func (e *execution) heldBack(item *manifest.Item) string {
 	return fmt.Sprintf("it %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", e.held[item])
 }
 
-// restoreData returns when the data of an existing claim is complete. created says that this
-// restore has created the claim.
+// restoreData returns when a claim's data is complete. created says that this restore created it.
 func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about subject, created bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -206,8 +202,8 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	return nil
 }
 
-// mayWrite says why a tenant may not write files into a volume that a pod uses: users that create
-// pods could mount it.
+// mayWrite says why a tenant may not write files into a volume: the requester must be allowed to
+// create pods, which could mount it.
 func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	if len(e.spec.Paths) == 0 || !e.request.tenant() {
 		return nil
@@ -219,7 +215,7 @@ func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	return err
 }
 
-// podOf returns the pod through which a volume was read, or one that used the claim, or nil.
+// podOf returns the pod that a volume was read through, or one that used the claim, or nil.
 func (e *execution) podOf(volume *source.Volume) *manifest.Item {
 	claim := manifest.Reference{KindName: "PersistentVolumeClaim", Namespace: volume.Pod.Namespace, Name: volume.ClaimName}
 	for _, item := range e.Backup.Items {

@@ -16,17 +16,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 )
 
-// A class may be marked as the one for objects that name none. Each cluster has its own: a restored mark
-// beside it would change what others get, and of two default IngressClasses none serves.
+// Each cluster has its own default classes. A restored one beside them would change the result for
+// others, and two default IngressClasses serve nothing.
 
-// defaultMarks are the annotations that mark a default class.
 var defaultMarks = map[string][]string{
 	"storageclasses.storage.k8s.io":                 {"storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"},
 	"ingressclasses.networking.k8s.io":              {"ingressclass.kubernetes.io/is-default-class"},
 	"volumesnapshotclasses.snapshot.storage.k8s.io": {"snapshot.storage.kubernetes.io/is-default-class"},
 }
 
-// classOf is where an object names its class, and the class itself. Old is the annotation that did before.
+// classOf is the field of an object's class, the former annotation for it, and the class.
 var classOf = map[string]struct {
 	field, old string
 	class      *kind
@@ -39,7 +38,7 @@ func isDefaultClass(class *unstructured.Unstructured, marks []string) bool {
 	return slices.ContainsFunc(marks, func(mark string) bool { return class.GetAnnotations()[mark] == "true" })
 }
 
-// defaultsOf returns the default classes of the cluster, the newest first, which counts.
+// defaultsOf returns the cluster's default classes. The newest is first, and counts.
 func (e *execution) defaultsOf(ctx context.Context, k *kind) (found []*unstructured.Unstructured, err error) {
 	err = e.reader.each(ctx, k, "", func(raw []byte) error {
 		class, err := parseItem(k, raw)
@@ -57,7 +56,7 @@ func (e *execution) defaultsOf(ctx context.Context, k *kind) (found []*unstructu
 	return found, nil
 }
 
-// settleDefaults has an object fit the default classes of the cluster. It returns what to warn of.
+// settleDefaults fits an object to the cluster's default classes, and returns a warning.
 func (e *execution) settleDefaults(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) (warning string, err error) {
 	if marks := defaultMarks[k.name()]; isDefaultClass(desired, marks) {
 		others, err := e.defaultsOf(ctx, k)
@@ -96,13 +95,13 @@ func (e *execution) settleDefaults(ctx context.Context, k *kind, about subject, 
 		return "", err
 	}
 	if volume, keeps, _ := unstructured.NestedString(desired.Object, "spec", "volumeName"); keeps && volume != "" {
-		// Its volume has no class either, and would not fit a claim of another one.
+		// Its volume has no class either, and would not fit a claim with one.
 		return "", unstructured.SetNestedField(desired.Object, "", "spec", names.field)
 	}
 	return fmt.Sprintf("it names no class, and this cluster gives it its default one, %s", defaults[0].GetName()), nil
 }
 
-// lacksAccount says why a token can't be restored: Kubernetes deletes one whose account is not there.
+// lacksAccount says why a token can't be restored: Kubernetes deletes one without its account.
 func (e *execution) lacksAccount(ctx context.Context, item *manifest.Item, about subject, secret *unstructured.Unstructured) (string, error) {
 	if item.APIGroup != "" || item.KindName != "Secret" || secret.Object["type"] != string(corev1.SecretTypeServiceAccountToken) {
 		return "", nil
@@ -121,7 +120,6 @@ func (e *execution) lacksAccount(ctx context.Context, item *manifest.Item, about
 	return fmt.Sprintf("its account %s is not there, and Kubernetes deletes a token without an account: restore the account with it", name), nil
 }
 
-// restores reports whether the plan has an object of the core group.
 func (e *execution) restores(kind, namespace, name string) bool {
 	return slices.ContainsFunc(e.graph.Nodes, func(node graph.Node) bool {
 		return node.Item != nil && node.Item.APIGroup == "" && node.Item.KindName == kind && node.Item.Namespace == namespace && node.Item.Name == name

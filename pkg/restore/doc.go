@@ -7,12 +7,11 @@
 // A restore may stop at any line and be continued by another process; two may execute it for a
 // while. Nothing is doubled or lost, because
 //
-//  1. objects are created by name and carry the uids of the restore and of the backed-up object, so
-//     each process finds what is done;
+//  1. objects are created by name and carry the uids of the restore and of the backed-up object;
 //  2. existing objects are changed only in the version that was read;
 //  3. results come from the cluster, and the end is stored once, last, by a conditional write;
 //  4. a claim carries a mark while its data is incomplete (incomplete.go).
 //
-// A paused process may have up to 16 creations under way, which arrive when it wakes: an object
-// that a user has deleted meanwhile appears again.
+// Up to 16 creations of a paused process may arrive when it wakes: an object that a user has
+// deleted meanwhile appears again.
 package restore

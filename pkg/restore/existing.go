@@ -14,13 +14,12 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// worthListing is the number of objects of a kind in a namespace from which on a list is read. So
-// requests stay below a fifth of the objects.
+// worthListing is from how many objects of a kind in a namespace a list is read: requests stay
+// below a fifth of them.
 const worthListing = 5
 
-// existing finds objects in lists, which it reads page by page, since objects are asked for nearly
-// in the server's order. Memory holds a few pages of each list. An object asked for out of order is
-// read by itself.
+// existing finds objects in lists, read page by page, since objects are asked for nearly in the
+// server's order. Memory holds a few pages of each list; other objects are read alone.
 type existing struct {
 	cluster *cluster
 
@@ -33,11 +32,11 @@ type listKey struct{ kind, namespace string }
 type listing struct {
 	mu    sync.Mutex
 	pages []map[string]json.RawMessage
-	// from and to are the first and last name of pages; read is false before the first.
+	// from and to are the first and last name of pages.
 	from, to string
 	read     bool
 	more     string
-	// refused is true when the requester may not list.
+	// refused says that the server has no usable list, so that objects are read alone.
 	refused bool
 }
 
@@ -106,7 +105,6 @@ func (l *listing) add(page []json.RawMessage, more string) error {
 			return err
 		}
 		if head.Metadata.Name < l.to {
-			// The server's order is another one: read objects by themselves.
 			l.refused = true
 			return nil
 		}

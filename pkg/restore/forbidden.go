@@ -25,7 +25,6 @@ const (
 	mayNotWrite = "the requester of the restore may not %s it"
 )
 
-// forbiddenObjects counts, by resource, the objects that a tenant's requester may not write.
 type forbiddenObjects struct {
 	mu     sync.Mutex
 	counts map[string]int
@@ -46,14 +45,13 @@ func (f *forbiddenObjects) tell(report *report, systemNamespace string) {
 	report.warn(subject{}, fmt.Sprintf("objects that the requester may not write are not as in the backup: %d (%s): the plan names them; ask for a restore in the namespace %s", total, listed(kinds), systemNamespace))
 }
 
-// isBinding reports whether a tenant's restore may only find an object of this kind, and not write
-// it.
+// isBinding reports whether a tenant's restore may only find, and not write, objects of this kind.
 func (e *execution) isBinding(k *kind) bool {
 	return e.request.tenant() && k.group == "rbac.authorization.k8s.io" && (k.kind == "RoleBinding" || k.kind == "ClusterRoleBinding")
 }
 
-// forbids says why the requester of a tenant's restore may not do something, or returns "". It asks
-// only for a plan; otherwise the request itself tells.
+// forbids says why a tenant's requester may not do something, or returns "". It asks only for a
+// plan; else the request tells.
 func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb string) (string, error) {
 	switch {
 	case e.isBinding(k):
@@ -64,8 +62,8 @@ func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb st
 	return e.mayNot(ctx, k, about, verb)
 }
 
-// lacks says which right was missing when the server refused, or returns "" if the reason was
-// another one, such as a quota.
+// lacks says which right was missing when the server refused, or returns "" for another reason,
+// such as a quota.
 func (e *execution) lacks(ctx context.Context, k *kind, about subject, verb string, failure error) (string, error) {
 	if !apierrors.IsForbidden(failure) || !e.request.tenant() {
 		return "", nil
@@ -89,7 +87,7 @@ func (e *execution) mayNot(ctx context.Context, k *kind, about subject, verb str
 }
 
 // leave decides about an object that a tenant's requester may not read or write. It needs no report
-// if it exists and is equal, or if Kubernetes makes it.
+// if an equal one exists, or if Kubernetes makes it.
 func (e *execution) leave(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, why string) (types.UID, action, string) {
 	if live := e.standing(ctx, k, about, desired); live != nil {
 		return live.GetUID(), actionSkip, isEqual
@@ -107,8 +105,8 @@ func (e *execution) leave(ctx context.Context, k *kind, item *manifest.Item, abo
 	return "", a, reason
 }
 
-// forbidden decides about an object that differs and may not be written. It is an error if the
-// restore names it or its kind, or if data would be missing; else it is counted.
+// forbidden decides about a differing object that may not be written. It is an error if the restore
+// names it or its kind, or if data would be missing; else it is counted.
 func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action, string) {
 	if e.named[item] || e.hasData(item) {
 		return actionRefused, why
@@ -122,9 +120,9 @@ func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action,
 	return actionForbidden, why
 }
 
-// standing returns the existing object if it is equal to the desired one, else nil. The controller
-// reads it if the requester may not, except Secrets and objects that a modifier changes: the answer
-// would reveal their content.
+// standing returns the existing object if it equals the desired one, else nil. The controller may
+// read it in place of the requester, except Secrets and modified objects: the answer would reveal
+// their content.
 func (e *execution) standing(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) *unstructured.Unstructured {
 	if k.promised {
 		return nil
@@ -151,14 +149,14 @@ func (e *execution) seen(ctx context.Context, k *kind, about subject) (*unstruct
 	return parseItem(k, page[0])
 }
 
-// makers are kinds whose controllers in Kubernetes make again what they own.
+// makers are kinds whose controllers make again what they own.
 var makers = map[schema.GroupKind]bool{
 	{Kind: "Service"}: true, {Kind: "ReplicationController"}: true, {Group: "apps", Kind: "Deployment"}: true, {Group: "apps", Kind: "ReplicaSet"}: true,
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "apps", Kind: "DaemonSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// makerOf names the object of the backup for which Kubernetes makes the item, or returns "". That
-// object exists or will be restored.
+// makerOf names the backup's object, existing or to be restored, for which Kubernetes makes the
+// item, or returns "".
 func (e *execution) makerOf(ctx context.Context, item *manifest.Item) string {
 	name := func(owner *manifest.Item) string { return "the " + owner.KindName + " " + owner.Name }
 	e.indexItems()

@@ -22,12 +22,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// A backup may keep a claim's data as a snapshot in the storage of its volume. A restore makes a new
-// claim from it: a VolumeSnapshot in the claim's namespace is its source, until the claim is bound. The snapshot
-// may also be there beside the moved data. Then it is used if it can be, and the moved data otherwise.
+// A backup may keep a claim's data as a snapshot in the storage of its volume. A new claim is made
+// from it: a VolumeSnapshot in its namespace is its source until it is bound. Moved data, if any,
+// is used when the snapshot can't be.
 
-// StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client, except in
-// tests.
+// StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client,
+// except in tests.
 type StoredSnapshots interface {
 	Locate(ctx context.Context, w snapshots.Wanted) (snapshots.Found, error)
 	Offer(ctx context.Context, w snapshots.Wanted, found snapshots.Found) (snapshot string, err error)
@@ -35,25 +35,25 @@ type StoredSnapshots interface {
 	Withdraw(ctx context.Context, w snapshots.Wanted) (gone bool, err error)
 }
 
-// onlyNew is why an existing claim does not get the data.
 const onlyNew = "its data is a snapshot in the storage of its volume, from which only a new claim is made"
 
-// inStorage reports whether an object is a claim whose data is a snapshot in the storage of its volume.
+// inStorage reports whether an object is a claim whose data is only a snapshot in its volume's
+// storage.
 func (e *execution) inStorage(item *manifest.Item) bool {
 	volume := e.volumeOf(item)
 	return e.hasData(item) && volume.Problem == "" && volume.InStorage()
 }
 
-// hasLocal reports whether an object is a claim whose backup has moved the data, and let the snapshot stay. The restore
-// may ask for the moved data.
+// hasLocal reports whether an object is a claim with moved data and a snapshot that stays, unless
+// the restore asks for the moved data.
 func (e *execution) hasLocal(item *manifest.Item) bool {
 	volume := e.volumeOf(item)
 	return e.hasData(item) && volume.Problem == "" && volume.Snapshot != nil && volume.Snapshot.Cut != nil && !volume.Snapshot.Kept &&
 		e.request.Run.Spec.Annotations[v1alpha1.AnnotationRestoreFrom] != v1alpha1.RestoreFromMoved
 }
 
-// noteSource takes note of a claim of this restore that is made from the snapshot beside its moved data. An earlier
-// process may have created it.
+// noteSource notes that a claim of this restore, maybe of an earlier process, is made from the
+// snapshot beside its moved data.
 func (e *execution) noteSource(item *manifest.Item, about subject, claim *unstructured.Unstructured) {
 	if !e.hasLocal(item) {
 		return
@@ -80,7 +80,6 @@ func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted 
 	}
 }
 
-// locate returns the snapshot that a new claim is made from, or why it can't be.
 func (e *execution) locate(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (found snapshots.Found, err error) {
 	switch {
 	case e.Snapshots == nil:
@@ -146,7 +145,6 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	return found, nil
 }
 
-// modeOf returns the mode that a claim had in the backup.
 func (e *execution) modeOf(ctx context.Context, item *manifest.Item) (string, error) {
 	content, err := e.Backup.Object(ctx, item)
 	if err != nil {
@@ -156,7 +154,6 @@ func (e *execution) modeOf(ctx context.Context, item *manifest.Item) (string, er
 	return cmp.Or(mode, string(corev1.PersistentVolumeFilesystem)), err
 }
 
-// from says which snapshot a claim is made from.
 func from(found snapshots.Found) string {
 	text := fmt.Sprintf("its data is the snapshot %s of the driver %s", found.Handle, found.Driver)
 	if found.ByHandle {
@@ -165,7 +162,6 @@ func from(found snapshots.Found) string {
 	return text
 }
 
-// createsClass reports whether the restore creates a StorageClass.
 func (e *execution) createsClass(name string) bool {
 	for i := range e.graph.Nodes {
 		if item := e.graph.Nodes[i].Item; item != nil && item.APIGroup == classKind.group && item.KindName == classKind.kind && item.Name == name {
@@ -175,7 +171,6 @@ func (e *execution) createsClass(name string) bool {
 	return false
 }
 
-// planSnapshot says which data a planned claim gets, if there is a snapshot of it.
 func (e *execution) planSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (string, error) {
 	local := e.hasLocal(item)
 	if !local && !e.inStorage(item) {
@@ -195,8 +190,8 @@ func insteadOf(why error) string {
 	return "its data is read from the storage location, and not from its snapshot: " + why.Error()
 }
 
-// fromSnapshot returns a claim that is created with its snapshot as its source. Other objects stay, and so does a
-// claim that can't be made so and whose data was moved.
+// fromSnapshot returns a claim with its snapshot as its source. It returns other objects, and a
+// claim with moved data if that fails, unchanged.
 func (e *execution) fromSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	local := e.hasLocal(item)
 	if !local && !e.inStorage(item) {
@@ -241,7 +236,7 @@ func (e *execution) withSource(ctx context.Context, item *manifest.Item, about s
 		unstructured.SetNestedMap(claim.Object, map[string]any{"apiGroup": snapshots.Version.Group, "kind": "VolumeSnapshot", "name": source}, "spec", "dataSource"))
 }
 
-// withdraw deletes the source of a claim that is bound. The sweep repeats that after the restore.
+// withdraw deletes the source of a bound claim. The sweep repeats that after the restore.
 func (e *execution) withdraw(ctx context.Context, item *manifest.Item, about subject) {
 	for range attempts {
 		gone, err := e.Snapshots.Withdraw(ctx, e.wanted(item, about))

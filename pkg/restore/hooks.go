@@ -31,11 +31,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Hooks runs commands in restored pods, with the rights of the restore. The begin and the end of a
-// pod's commands are noted durably, since filling a database must not run twice. If a process stops
-// in between, the result is reported as unknown.
+// Hooks runs commands in restored pods, with the rights of the restore. The begin and end of a
+// pod's commands are noted durably, since filling a database must not run twice. After a stop in
+// between, the result is unknown.
 type Hooks interface {
-	// Begin notes that the commands of a pod begin. It returns an earlier note, if there is one.
+	// Begin notes that a pod's commands begin, and returns an earlier note, if any.
 	Begin(ctx context.Context, pod types.UID) (earlier *enginev1alpha1.HookedPod, err error)
 	End(ctx context.Context, pod enginev1alpha1.HookedPod) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx
@@ -52,7 +52,7 @@ const (
 	defaultInitName = "holdfast-restore-hook"
 )
 
-// The domains of annotations. The first with a value counts. Velero's have Velero's meaning.
+// The domains of annotations. The first with a value counts; Velero's keep Velero's meaning.
 var (
 	initHookDomains = []string{"init.hook.restore.holdfast.io/", "init.hook.restore.velero.io/"}
 	execHookDomains = []string{"post.hook.restore.holdfast.io/", "post.hook.restore.velero.io/"}
@@ -77,12 +77,12 @@ type command struct {
 	problem         string
 }
 
-// hooked is a pod of the backup with commands. It is found by its name, or by its controller.
+// hooked is a pod of the backup with commands, found by its name or its controller.
 type hooked struct {
 	about    subject
 	commands []command
-	// pod is the backup's uid of a pod that is restored. Otherwise owner is its controller's uid,
-	// and above the owner's. named is true if the controller gives it the same name.
+	// pod is the backup's uid of a restored pod. Otherwise owner is its controller's uid, and above
+	// the owner's. named says that the controller gives it the same name.
 	pod, owner, above types.UID
 	named             bool
 }
@@ -94,9 +94,9 @@ type podHooks struct {
 
 	mu    sync.Mutex
 	found []*hooked
-	// noted are the pods already seen: a pod that a webhook refuses is decided about twice.
+	// noted are the pods already seen: a pod refused by a webhook is decided about twice.
 	noted map[*manifest.Item]bool
-	// taken are the found pods by uid; seen caches the pods of namespaces.
+	// taken are the found pods; seen caches pods by namespace.
 	taken  map[types.UID]bool
 	seen   map[string]seenPods
 	served map[types.UID]bool
@@ -132,7 +132,7 @@ func (e *execution) parseHooks() error {
 	return nil
 }
 
-// of returns the hooks of a pod: from its annotations, or else from the spec.
+// of returns a pod's hooks: from its annotations, or else from the spec.
 func (h *podHooks) of(pod *corev1.Pod, about subject) (inits []map[string]any, commands []command) {
 	if init := h.annotatedInit(pod); init != nil {
 		inits = append(inits, init)
@@ -224,7 +224,7 @@ func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
 		if name == "" {
 			name = defaultInitName
 		}
-		// The image is mapped as the pod's own; images in the spec are meant for this cluster.
+		// The image is mapped as the pod's own; images in the spec are for this cluster.
 		container := map[string]any{"name": name, "image": h.e.rules.Image(image)}
 		if words := pod.Annotations[domain+"command"]; words != "" {
 			var command []any
@@ -238,8 +238,8 @@ func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
 	return nil
 }
 
-// note records the commands of a pod of the backup, and returns its init containers. skipped says
-// that its controller makes the pod.
+// note records the commands of a backed-up pod, and returns its init containers. skipped says that
+// its controller makes it.
 func (h *podHooks) note(item *manifest.Item, about subject, content *unstructured.Unstructured, skipped string) []map[string]any {
 	if item.APIGroup != "" || item.KindName != "Pod" {
 		return nil
@@ -283,7 +283,7 @@ func (e *execution) controllerOf(uid types.UID) types.UID {
 	return ""
 }
 
-// withInits puts init containers first. It replaces earlier ones with the same name.
+// withInits puts init containers first, in place of others with the same names.
 func withInits(pod *unstructured.Unstructured, inits []map[string]any) error {
 	if len(inits) == 0 {
 		return nil
@@ -404,9 +404,9 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 	}
 }
 
-// commands runs the commands in a pod. It notes the number of failures and one text, since the
-// record has room for no more; the log has all. Together they may take as long as one command, and
-// the time of a restore's hooks is bounded.
+// commands runs the commands in a pod. It notes the number of failures and one text, for lack of
+// room in the record; the log has all. Together they may take as long as one command, and the time
+// of a restore's hooks is bounded.
 func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *enginev1alpha1.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
 	most, in := validation.MaxHookTimeout, "the hooks of a pod have"
@@ -512,7 +512,7 @@ func (h *podHooks) isServed(pod *hooked) bool {
 	return h.served[pod.owner]
 }
 
-// await returns a pod when the named container runs, or, without a name, when the pod exists.
+// await returns a pod when the named container runs, or, without a name, when it exists.
 func (h *podHooks) await(ctx context.Context, namespace string, c command, wanted func(*corev1.Pod, seenPods) bool) (*corev1.Pod, error) {
 	waiting := waits.For(ctx, namespace, fmt.Sprintf("a restored pod in %s, to run its hooks", namespace))
 	defer waiting.End()
@@ -574,7 +574,6 @@ func notYet(pod *corev1.Pod, c command) string {
 	return fmt.Sprintf("its container %s has not started", c.container)
 }
 
-// look reads the pods and ReplicaSets of a namespace, at most once in pollInterval.
 func (h *podHooks) look(ctx context.Context, namespace string) seenPods {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -21,17 +21,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// A claim carries a mark from before its first data is written until all is written. A claim that
-// is created is created with the mark. So a later restore sees that the data is incomplete. The
-// mark names the restore, so that no process removes a later one's, and the data. If the claim was
-// new, a later restore of the same data continues it, unless a pod has used it.
+// A claim carries a mark from before its first data is written, or from its creation, until all is
+// written. The mark names the data, and the restore, so that no process removes a later one's. If
+// the claim was new, a later restore of the same data continues it, unless a pod has used it.
 
 const remarkPause = 200 * time.Millisecond
 
 type mark struct {
-	// restore is the uid of the writing restore, and snapshot what it writes.
+	// restore is the writing restore's uid, snapshot the data.
 	restore, snapshot string
-	// made is true if the claim was empty before.
+	// made says that the claim was empty before.
 	made bool
 }
 
@@ -43,7 +42,7 @@ func (m mark) String() string {
 	return strings.Join([]string{m.restore, over, m.snapshot}, " ")
 }
 
-// markOf returns the mark of a claim, or nil. A hand-written mark means unknown data.
+// markOf returns a claim's mark, or nil. A hand-written mark means unknown data.
 func markOf(claim *unstructured.Unstructured) *mark {
 	text, ok := claim.GetAnnotations()[format.AnnotationIncomplete]
 	if !ok {
@@ -56,7 +55,7 @@ func markOf(claim *unstructured.Unstructured) *mark {
 	return &mark{restore: words[0], made: words[1] == "new", snapshot: words[2]}
 }
 
-// fills reports whether the restore writes all data of an object, which is then a claim.
+// fills reports whether an object is a claim whose data the restore writes in whole.
 func (e *execution) fills(item *manifest.Item) bool {
 	return !e.spec.PlanOnly && e.hasData(item) && e.volumeOf(item).Problem == "" && len(e.spec.Paths) == 0
 }
@@ -84,14 +83,13 @@ func (e *execution) newMark(item *manifest.Item, made bool) mark {
 	return mark{restore: string(e.request.Run.UID), snapshot: e.volumeOf(item).Status.SnapshotID, made: made}
 }
 
-// isPart reports whether a claim holds only a part of the data to restore.
 func (e *execution) isPart(item *manifest.Item, claim *unstructured.Unstructured) bool {
 	m := markOf(claim)
 	return m != nil && m.made && m.snapshot != "" && m.snapshot == e.volumeOf(item).Status.SnapshotID
 }
 
-// isHalf says why an existing claim may not be used: its data may be incomplete and is not
-// restored. Else it returns "".
+// isHalf says why an existing claim may not be used, or returns "": its data may be incomplete, and
+// is not restored.
 func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured) string {
 	if item.APIGroup != "" || item.KindName != claimKind.kind || markOf(claim) == nil || e.hasData(item) {
 		return ""
@@ -99,8 +97,7 @@ func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured
 	return halfReason
 }
 
-// findHalves holds back the users of claims that the restore leaves out and whose data may be
-// incomplete.
+// findHalves holds back the users of claims that the restore leaves out and that may be incomplete.
 func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) error {
 	chosen, looked := map[manifest.Reference]bool{}, map[manifest.Reference]bool{}
 	for _, item := range items {
@@ -161,7 +158,7 @@ func (e *execution) findHalvesOf(ctx context.Context, namespace string, known ma
 
 const halfReason = "it may hold a part of the data of a restore that was stopped: restore it with its data, delete it, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
-// spare says why data is not written into a claim that this restore has not created.
+// spare says why no data is written into a claim that this restore has not created.
 func (e *execution) spare(ctx context.Context, item *manifest.Item, about subject) error {
 	if !e.sparesData() {
 		return nil
@@ -179,8 +176,8 @@ func (e *execution) spare(ctx context.Context, item *manifest.Item, about subjec
 	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it and restore again, leave it out, or set existingVolumePolicy to overwrite or replace")
 }
 
-// begin marks a claim that this restore has not created, before its data is written. A claim with a
-// part of the data is this restore's from here on.
+// begin marks a claim that this restore has not created, before its data is written. One with a
+// part of the data becomes this restore's.
 func (e *execution) begin(ctx context.Context, item *manifest.Item, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
 		part := e.isPart(item, live)
@@ -207,8 +204,8 @@ func (e *execution) begin(ctx context.Context, item *manifest.Item, about subjec
 	return err
 }
 
-// used notes on a marked claim that a pod uses it: then it holds more than a part of the data, even
-// if the pod is deleted later.
+// used notes on a marked claim that a pod uses it: it then has more than a part of the data, even
+// if the pod is deleted.
 func (e *execution) used(ctx context.Context, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
 		m := markOf(live)
@@ -224,8 +221,8 @@ func (e *execution) used(ctx context.Context, about subject) error {
 	return err
 }
 
-// mayMark reports whether the restore may remove the mark of a claim that it creates. If not, the
-// mark must not say that the claim was new: a later restore would write into a used claim.
+// mayMark reports whether the restore may remove a created claim's mark. If not, the mark must not
+// call the claim new: a later restore would write into a used claim.
 func (e *execution) mayMark(ctx context.Context, namespace string) (bool, error) {
 	if !e.request.tenant() {
 		return true, nil

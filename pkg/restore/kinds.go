@@ -24,24 +24,24 @@ import (
 )
 
 const (
-	// servedTimeout bounds the time until a kind is served after its definition was created. With
-	// several API servers it takes five seconds.
+	// servedTimeout bounds the time until a created definition's kind is served: five seconds with
+	// several API servers.
 	servedTimeout  = time.Minute
 	servedInterval = 100 * time.Millisecond
 )
 
-// Discovery is what this package needs of a discovery client.
+// Discovery discovers the cluster's kinds.
 type Discovery interface {
 	ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
 	ServerResourcesForGroupVersionWithContext(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
 }
 
-// kinds has the kinds of the cluster. It is safe for concurrent use.
+// kinds is safe for concurrent use.
 type kinds struct {
 	discovery Discovery
 
 	mu sync.Mutex
-	// served has the versions of each kind, the preferred one first.
+	// served has each kind's versions, the preferred one first.
 	served map[schema.GroupKind][]*kind
 	called selection.Called
 	failed map[schema.GroupVersion]error
@@ -103,7 +103,6 @@ func (k *kinds) serves(group string) bool {
 	return false
 }
 
-// promise makes a planned kind count as served.
 func (k *kinds) promise(definition *unstructured.Unstructured) {
 	text := func(fields ...string) string {
 		value, _, _ := unstructured.NestedString(definition.Object, append([]string{"spec"}, fields...)...)
@@ -121,7 +120,7 @@ func (k *kinds) promise(definition *unstructured.Unstructured) {
 	}
 }
 
-// servedVersions returns the served versions of a CustomResourceDefinition, and whether each has a
+// servedVersions returns a CustomResourceDefinition's served versions, and whether each has a
 // status subresource.
 func servedVersions(definition *unstructured.Unstructured) map[string]bool {
 	names := map[string]bool{}
@@ -137,7 +136,7 @@ func servedVersions(definition *unstructured.Unstructured) map[string]bool {
 	return names
 }
 
-// find returns the kind of an item, in its version if that is served, else in the preferred one.
+// find returns an item's kind, in its version if served, else in the preferred one.
 func (k *kinds) find(item *manifest.Item) (*kind, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	// DefaultLook bounds the look at new objects. Schedulers and provisioners report problems
-	// within a second or two. It ends at once when all is well.
+	// DefaultLook bounds the look at new objects, which ends at once when all is well. Schedulers
+	// and provisioners report problems within a second or two.
 	DefaultLook = 5 * time.Second
-	// silence is the time without any event about a pod or its controller; without a scheduler
-	// there is none.
+	// silence is the time without an event about a pod or its controller: without a scheduler there
+	// is none.
 	silence = time.Second
-	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the claim
-	// before the volume, it looks at both again within 15 s.
+	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the
+	// claim first, it looks at both again within 15 s.
 	looksToBind = 4
-	// firstGlance is the first interval between looks. It doubles, up to pollInterval.
+	// firstGlance is the first interval of looks, doubled up to pollInterval.
 	firstGlance = 50 * time.Millisecond
 )
 
@@ -49,12 +49,12 @@ var (
 
 type madeIn struct {
 	claims bool
-	// workloads are pods and their makers by uid, and kinds their kinds.
+	// workloads are pods and their makers.
 	workloads map[types.UID]subject
 	kinds     map[string]bool
 }
 
-// verdict is a problem of an object; reason is empty without an event.
+// verdict has no reason without an event.
 type verdict struct {
 	about  subject
 	text   string
@@ -65,8 +65,7 @@ type verdict struct {
 	patient bool
 }
 
-// lookAtMade warns of claims that are not bound and of pods without a node, with Kubernetes'
-// reasons.
+// lookAtMade warns of unbound claims and of pods without a node, with Kubernetes' reasons.
 func (e *execution) lookAtMade(ctx context.Context) error {
 	left := e.whatWasMade()
 	if e.Look <= 0 || e.spec.PlanOnly || len(left) == 0 {
@@ -163,7 +162,7 @@ func (e *execution) lookInto(ctx context.Context, namespace string, in *madeIn) 
 	if len(in.workloads) == 0 {
 		return found, nil
 	}
-	// From the top: a Deployment without pods before may have pods without a node now.
+	// From the top: a Deployment without pods before may have unscheduled ones now.
 	owners := maps.Clone(in.workloads)
 	for _, k := range scaledKinds {
 		if !in.kinds[k.kind] && (k != replicaSetKind || !in.kinds["Deployment"]) {
@@ -179,7 +178,7 @@ func (e *execution) lookInto(ctx context.Context, namespace string, in *madeIn) 
 	return append(found, pods...), err
 }
 
-// unbound returns this restore's claims that are not bound and wait for no consumer.
+// unbound returns this restore's unbound claims that wait for no consumer.
 func (e *execution) unbound(ctx context.Context, namespace string) (found []verdict, err error) {
 	err = e.pages(ctx, claimKind, namespace, "", func(raw json.RawMessage) error {
 		var claim corev1.PersistentVolumeClaim
@@ -215,8 +214,8 @@ func (e *execution) awaitsConsumer(ctx context.Context, claim *corev1.Persistent
 	return waits, err
 }
 
-// withoutPods returns this restore's workloads of a kind that have none of their pods. It adds
-// ReplicaSets of Deployments to owners.
+// withoutPods returns this restore's workloads of a kind without any pod. It adds ReplicaSets of
+// Deployments to owners.
 func (e *execution) withoutPods(ctx context.Context, k *kind, namespace string, owners map[types.UID]subject) (found []verdict, err error) {
 	err = e.pages(ctx, k, namespace, "", func(raw json.RawMessage) error {
 		var workload struct {
@@ -260,7 +259,7 @@ func (e *execution) withoutPods(ctx context.Context, k *kind, namespace string, 
 	return found, err
 }
 
-// unscheduled returns the workloads with pods without a node, and the first such pod.
+// unscheduled returns the workloads with pods without a node, each with its first such pod.
 func (e *execution) unscheduled(ctx context.Context, namespace string, owners map[types.UID]subject) ([]verdict, error) {
 	first, count := map[subject]verdict{}, map[subject]int{}
 	err := e.pages(ctx, podKind, namespace, "status.phase=Pending", func(raw json.RawMessage) error {
@@ -302,7 +301,7 @@ func (e *execution) madeHere(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Annotations[object.AnnotationRestoreUID] == string(e.request.Run.UID)
 }
 
-// eventOf returns the last warning about an object, or else the last event.
+// eventOf returns an object's last warning, or else its last event.
 func (e *execution) eventOf(ctx context.Context, namespace string, uid types.UID, warningsOnly bool) (string, error) {
 	var last *corev1.Event
 	err := e.pages(ctx, eventKind, namespace, "involvedObject.uid="+string(uid), func(raw json.RawMessage) error {

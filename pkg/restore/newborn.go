@@ -17,9 +17,9 @@ import (
 )
 
 // Controllers make objects in a new namespace at once: the ServiceAccount default, accounts of
-// OpenShift, objects of a policy engine. Such a newborn object has no user's change yet. The
-// backup's content is written into it once, under any policy. A field that the same controller has
-// written in the backup and here keeps its value here, such as this cluster's certificates.
+// OpenShift, objects of a policy engine. Such a newborn object has no user's change yet, so the
+// backup's content is written into it once, under any policy. A field that the same controller
+// wrote in both keeps its value here, such as this cluster's certificates.
 
 type ownNamespaces struct{ known sync.Map }
 
@@ -36,8 +36,8 @@ func (o *ownNamespaces) has(ctx context.Context, e *execution, name string) (boo
 	return made, nil
 }
 
-// policyFor returns the policy for an existing object, and for a newborn one the managers of its
-// fields in the backup.
+// policyFor returns the policy for an existing object, and for a newborn one its field managers in
+// the backup.
 func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item, live *unstructured.Unstructured) (v1alpha1.ExistingResourcePolicy, []metav1.ManagedFieldsEntry, error) {
 	policy := e.spec.ExistingResourcePolicy
 	if live.GetNamespace() == "" || goesWith(k) != "" || e.request.tenant() { // only an administrator's restore makes namespaces

@@ -49,7 +49,7 @@ const extensionsGroup = "apiextensions.k8s.io"
 
 const (
 	goneTimeout = 30 * time.Second
-	// recreateTimeout is longer: this restore may have deleted the object, dependents are deleted
+	// recreateTimeout is longer: dependents of an object that this restore deletes are deleted
 	// first, and pods take time to end.
 	recreateTimeout = 10 * time.Minute
 	// quotaTimeout bounds the time until a new quota's usage is counted.
@@ -84,7 +84,7 @@ func isNamespace(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == "Namespace"
 }
 
-// give records a decision without a look at the cluster: actionError and actionRefused are errors,
+// give records a decision made without the cluster: actionError and actionRefused are errors,
 // actionConflict is a warning.
 func (e *execution) give(node int32, a action, about subject, reason string) {
 	e.decided(node, a, about, reason, nil)
@@ -160,7 +160,7 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 	l.done(ctx, t.node)
 }
 
-// decide restores an object, or plans it. It reports whether the object exists, or will.
+// decide restores or plans an object. It reports whether the object exists, or will.
 func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item, about subject, content *unstructured.Unstructured) (types.UID, bool) {
 	k, err := e.kinds.find(item)
 	if err == nil {
@@ -220,8 +220,8 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	return live, true
 }
 
-// leftOut decides whether an object stays out before its content is worked on, and why. If it does
-// not, leftOut awaits its namespace. An object with actionRefused may be there already.
+// leftOut decides whether an object stays out before its content is worked on, and why. If not, it
+// awaits its namespace. An object with actionRefused may exist already.
 func (e *execution) leftOut(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured) (a action, why string, inits []map[string]any, err error) {
 	skipped, err := e.skips(ctx, k, item, about, content)
 	if err != nil {
@@ -249,15 +249,14 @@ func (e *execution) leftOut(ctx context.Context, k *kind, item *manifest.Item, a
 	return actionNone, "", inits, e.namespaces.await(ctx, e, item, about)
 }
 
-// wish is an object as a restore wants it.
 type wish struct {
 	desired  *unstructured.Unstructured
 	status   map[string]any
 	warnings []string
-	// asWritten is false if the restore pauses a schedule.
+	// asWritten is false for a schedule that the restore pauses.
 	asWritten bool
-	// converted is true if the cluster serves another version than the backup's, and reworded if
-	// fields had to change for it.
+	// converted says that the cluster serves another version than the backup's, reworded that
+	// fields had to change.
 	converted, reworded bool
 }
 
@@ -287,7 +286,6 @@ func (e *execution) wish(ctx context.Context, k *kind, item *manifest.Item, abou
 	return w, nil
 }
 
-// fitToCluster adds to a wish the parts that depend on the target cluster.
 func (e *execution) fitToCluster(ctx context.Context, k *kind, item *manifest.Item, about subject, w *wish) error {
 	why, err := e.lacksAccount(ctx, item, about, w.desired)
 	if err != nil {
@@ -313,7 +311,6 @@ func (e *execution) fitToCluster(ctx context.Context, k *kind, item *manifest.It
 	return nil
 }
 
-// warnOfWish reports the ways in which an object differs from the backup's by intent.
 func (e *execution) warnOfWish(k *kind, item *manifest.Item, about subject, w *wish, a action) {
 	for _, warning := range w.warnings {
 		e.report.warn(about, warning)
@@ -469,7 +466,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 	return "", 0, "", nil, fmt.Errorf("it changes all the time: %d times while it was restored", attempts)
 }
 
-// looksFirst reports whether an object probably exists, so that a read comes before the creation.
+// looksFirst reports whether an object probably exists: a read then comes before the creation.
 func (e *execution) looksFirst(k *kind, about subject) bool {
 	if e.isBinding(k) {
 		return true
@@ -480,7 +477,6 @@ func (e *execution) looksFirst(k *kind, about subject) bool {
 	return e.spec.PlanOnly || e.spec.VolumesOnly || e.groups[listKey{k.name(), about.namespace}] >= worthListing || e.namespaces.isInhabited(about.namespace)
 }
 
-// look reads an object, by a list if many of its kind are restored.
 func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
 	if k.promised {
 		return nil, nil
@@ -544,7 +540,7 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 	}
 }
 
-// carryOut carries out the decision about an existing object. again asks for a new decision.
+// carryOut carries out the decision about an existing object. again asks for a new one.
 func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, about subject, live *unstructured.Unstructured, d object.Decision) (a action, reason string, diff json.RawMessage, again bool, err error) {
 	switch d.Action {
 	case object.Equal:
@@ -606,8 +602,7 @@ func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, 
 	return 0, "", nil, true, e.awaitGone(ctx, k, live)
 }
 
-// goesWith names what would be lost with an object of a kind that no restore deletes, or returns
-// "".
+// goesWith names the loss with an object of a kind that no restore deletes, or returns "".
 func goesWith(k *kind) string {
 	switch k.name() {
 	case "persistentvolumeclaims", "persistentvolumes":
@@ -646,7 +641,6 @@ func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.U
 	}
 }
 
-// explain adds the next step to an error, where it is known.
 func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 	text := err.Error()
 	if converted {

@@ -24,7 +24,7 @@ import (
 )
 
 // skips says why an object is not restored, or returns "". Objects left to the cluster are noted,
-// to check at the end that they exist.
+// for a check at the end.
 func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured) (why string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if item.APIGroup == "apps" && item.KindName == "Deployment" {
@@ -75,7 +75,6 @@ func (n *itemsByName) find(items []*manifest.Item, kind, namespace, name string)
 	return n.of[manifest.Reference{KindName: kind, Namespace: namespace, Name: name}]
 }
 
-// isWithoutSelector reports whether the backup has the Endpoints' Service, without a selector.
 func (e *execution) isWithoutSelector(ctx context.Context, endpoints *manifest.Item) (bool, error) {
 	service := e.byName.find(e.Backup.Items, "Service", endpoints.Namespace, endpoints.Name)
 	if service == nil {
@@ -103,7 +102,7 @@ func (e *execution) isRemade(ctx context.Context, namespace, name string) bool {
 	return err == nil && object.IsMadeForAccount(content)
 }
 
-// tellOfLeft warns of objects that were left to the cluster and are missing at the end.
+// tellOfLeft warns of objects left to the cluster that are missing at the end.
 func (e *execution) tellOfLeft(ctx context.Context) error {
 	left := e.left
 	if e.spec.PlanOnly {

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// ownersOf returns how to find the uids of an object's owners. One that is restored later has none yet.
+// ownersOf returns a function for the uids of an object's owners; "" for one restored later.
 func (e *execution) ownersOf(item *manifest.Item) object.Owners {
 	return func(owner metav1.OwnerReference) (types.UID, bool) {
 		if e.later[[2]string{item.UID, string(owner.UID)}] && !e.mending {
@@ -28,7 +28,7 @@ func (e *execution) ownersOf(item *manifest.Item) object.Owners {
 	}
 }
 
-// findOwners looks for owners that are not restored: an object with their kind and name becomes the
+// findOwners looks for owners that are not restored: an object of their kind and name becomes the
 // owner.
 func (e *execution) findOwners(ctx context.Context, item *manifest.Item, content *unstructured.Unstructured, about subject) {
 	for _, owner := range content.GetOwnerReferences() {

@@ -26,7 +26,7 @@ import (
 
 var claimKind = &kind{version: "v1", resource: "persistentvolumeclaims", kind: "PersistentVolumeClaim", namespaced: true}
 
-// run restores, or plans. An error means that not everything was tried.
+// run restores or plans. An error means that not everything was tried.
 func (e *execution) run(ctx context.Context) (err error) {
 	for _, warning := range e.Backup.Warnings {
 		e.report.warn(subject{}, warning)
@@ -108,8 +108,8 @@ func (e *execution) writesOver() bool {
 
 func (e *execution) sparesData() bool { return !e.spec.VolumesOnly && !e.writesOver() }
 
-// spareVolumes refuses the restore if it would overwrite the data of a claim, or keeps that data,
-// by the spec. A part left by an earlier restore is written again.
+// spareVolumes refuses the restore if it would overwrite a claim's data, or keeps that, by the
+// spec. A part left by an earlier restore is written again.
 func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) error {
 	if !e.sparesData() {
 		return nil
@@ -151,7 +151,7 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 	return &Refused{Reasons: reasons}
 }
 
-// mend sets owners that came after their objects, in circles.
+// mend sets owners restored after their objects, in circles.
 func (e *execution) mend(ctx context.Context) error {
 	if e.spec.PlanOnly {
 		return nil
@@ -188,7 +188,6 @@ func (e *execution) own(ctx context.Context, item *manifest.Item, about subject)
 	return e.setOwners(ctx, k, about, desired)
 }
 
-// setOwners sets the owners of the desired object on one that this restore has made.
 func (e *execution) setOwners(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) error {
 	owners, found, _ := unstructured.NestedSlice(desired.Object, "metadata", "ownerReferences")
 	if !found {

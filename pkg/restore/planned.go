@@ -17,15 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// The bounds of a plan that a person asks for. It then takes less than 1 MB.
+// The bounds of a plan for a person, which then takes less than 1 MB.
 const (
 	maxPlanRows    = 500
 	maxPlanText    = 512
 	maxPlanReasons = 20
 )
 
-// Plan computes what a restore would do if it ran now: by the code of Run with planOnly, with the same
-// rights. It writes nothing, and stores nothing. A plan that takes longer than ctx is not Complete.
+// Plan computes what a restore would do now, by Run's code with planOnly and the same rights. It
+// writes nothing. If ctx ends, the plan is not Complete.
 func Plan(ctx context.Context, request Request, deps Dependencies) *v1alpha1.RestorePlan {
 	request.Run = request.Run.DeepCopy()
 	request.Run.Spec.Restore.PlanOnly = true
@@ -75,7 +75,7 @@ func shortened(text string) string {
 	return strings.ToValidUTF8(text[:maxPlanText], "") + "..."
 }
 
-// planned gathers what a plan says. A nil one, of a restore that runs, gathers nothing.
+// planned gathers a plan. A nil one, of a restore that runs, gathers nothing.
 type planned struct {
 	mu       sync.Mutex
 	total    int64
@@ -85,7 +85,6 @@ type planned struct {
 	omitted  v1alpha1.RestorePlanOmissions
 }
 
-// problem takes note of an error or a warning.
 func (p *planned) problem(about subject, isError bool, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +99,6 @@ func (p *planned) problem(about subject, isError bool, text string) {
 	p.problems = append(p.problems, v1alpha1.PlannedProblem{Severity: severity, Resource: about.resource, Namespace: about.namespace, Name: about.name, Message: shortened(text)})
 }
 
-// decided takes note of what would become of an object, and of the data of its volumes.
 func (p *planned) decided(e *execution, item *manifest.Item, about subject, a action, reason string) {
 	if p == nil {
 		return
@@ -119,8 +117,6 @@ func (p *planned) decided(e *execution, item *manifest.Item, about subject, a ac
 	}
 }
 
-// plannedVolumes says what would become of the backup's data of a claim, or of a pod's volumes without
-// one.
 func (e *execution) plannedVolumes(item *manifest.Item, about subject, a action, reason string) (rows []v1alpha1.PlannedRestoreVolume) {
 	fresh := a == actionCreate || a == actionRecreate
 	row := func(data v1alpha1.RestoredData, bytes int64, why string) *v1alpha1.PlannedRestoreVolume {

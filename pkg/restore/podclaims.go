@@ -17,10 +17,10 @@ import (
 )
 
 // Kubernetes makes a claim for each generic ephemeral volume of a pod, and deletes both together.
-// The claim is not restored by itself. Its data is written through the pod if the restore creates
-// that; a pod that its controller makes has another name and claim.
+// So the claim is not restored. Its data is written through the pod if the restore creates that; a
+// pod made by its controller has another name and claim.
 
-// leaveClaimsOfPods decides, before the ordering, which claims are left to Kubernetes.
+// leaveClaimsOfPods decides, before the ordering, which claims Kubernetes makes.
 func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {
 	if e.spec.VolumesOnly || !ptr.Deref(e.spec.RestorePVs, true) {
 		return
@@ -86,8 +86,8 @@ func (e *execution) podsOfClaims(items []*manifest.Item) map[string]*manifest.It
 	return pods
 }
 
-// ephemeralOf returns the pod whose generic ephemeral volume the claim is for, or nil. A claim that
-// its pod names is not made anew.
+// ephemeralOf returns the pod of a generic ephemeral volume's claim, or nil. A claim that its pod
+// names is not made anew.
 func (e *execution) ephemeralOf(claim *manifest.Item, pods map[string]*manifest.Item) *manifest.Item {
 	if !isClaim(claim) {
 		return nil

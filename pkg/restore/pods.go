@@ -21,12 +21,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
 
-// Volumes without a claim, such as emptyDirs, are filled through their pod, if the restore creates
-// it: the pod waits for its data. A pod that its controller makes has empty volumes. A volume that
-// outlives its pod, such as an NFS export, is written only if the spec overwrites or replaces
-// existing data.
+// Volumes without a claim, such as emptyDirs, are filled through their pod, which waits, if the
+// restore creates it. A pod made by its controller has empty volumes. A volume that outlives its
+// pod, such as an NFS export, is written only if the spec overwrites or replaces existing data.
 
-// scratchOf returns a pod's volumes without a claim whose data the backup has.
+// scratchOf returns a pod's volumes without a claim that have data in the backup.
 func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
 	if item.APIGroup != "" || item.KindName != "Pod" || !ptr.Deref(e.spec.RestorePVs, true) {
 		return nil
@@ -79,8 +78,8 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	return pod, e.Volumes.Hold(ctx, pod, data)
 }
 
-// spareVolumesOf decides which volumes of a pod are not filled, and reports them. The pod is as
-// created, since a modifier may change the type of a volume. It decides the same after a restart.
+// spareVolumesOf decides which volumes of a pod are not filled, the same after a restart, and
+// reports them. It takes the pod as created, since a modifier may change a volume's type.
 func (e *execution) spareVolumesOf(item *manifest.Item, about subject, desired *unstructured.Unstructured) {
 	if e.writesOver() {
 		return

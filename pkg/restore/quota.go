@@ -19,8 +19,7 @@ const (
 	quotaInterval  = time.Second
 )
 
-// patience bounds the retries of a pod that a quota refuses because of this restore's own holding
-// pods.
+// patience bounds the retries of a pod that a quota refuses because of this restore's holders.
 type patience struct{ until time.Time }
 
 func (p *patience) makesRoom(ctx context.Context, e *execution, k *kind, about subject, refusal error) (bool, error) {

@@ -38,8 +38,7 @@ type report struct {
 	results          format.Results
 	room             int
 	errors, warnings int32
-	// toldErrors and toldWarnings are the first ones, for the status; home is the restore's
-	// namespace.
+	// toldErrors and toldWarnings are the first, for the status; home is the restore's namespace.
 	toldErrors, toldWarnings format.Told
 	home                     string
 	// told is given each error and warning. Optional.
@@ -52,8 +51,7 @@ type document struct {
 	lines int
 }
 
-// subject is the object of a finding, as called in the cluster. The zero value is the whole
-// restore.
+// subject is the object of a finding, as called in the cluster; the zero value is the restore.
 type subject struct {
 	resource, namespace, name string
 }
@@ -66,7 +64,7 @@ func (s subject) String() string {
 }
 
 // toldIn returns the namespace whose readers may see findings about the subject, for a restore in
-// home. They may read findings about the restore itself and about that namespace.
+// home: its own, or home for the restore itself.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == "namespaces" && s.name == home {
 		return home
@@ -96,7 +94,6 @@ func (r *report) fail(about subject, text string) {
 	r.record(&r.results.Errors, &r.errors, &r.toldErrors, slog.LevelError, about, text)
 }
 
-// warn records that an object exists and differs.
 func (r *report) warn(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,7 +169,7 @@ func (r *report) counts() (errors, warnings int32) {
 	return r.errors, r.warnings
 }
 
-// end ends log and plan, and returns their compressed content. Nothing may be added after it.
+// end ends log and plan, and returns their compressed content. Nothing may be added later.
 func (r *report) end() (log, plan []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

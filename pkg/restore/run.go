@@ -46,11 +46,11 @@ const maxReads = 16
 // Request is one restore to execute.
 type Request struct {
 	Run *enginev1alpha1.RestoreRun
-	// SystemNamespace has Holdfast's records: a restore of another namespace is a tenant's.
+	// SystemNamespace has Holdfast's records: a restore of another is a tenant's.
 	SystemNamespace string
 }
 
-// tenant reports whether the restore is limited to its requester's rights.
+// tenant reports whether only the requester's rights apply.
 func (r *Request) tenant() bool { return r.Run.Spec.RestoreRef.Namespace != r.SystemNamespace }
 
 // StoreName is the restore's name in the store.
@@ -61,22 +61,22 @@ func (r *Request) StoreName() string {
 // Dependencies are what a restore works with.
 type Dependencies struct {
 	Backup *source.Backup
-	// Writer makes requests to the root of the API server with the restore's rights: its requester's,
-	// or the administrators' account's.
+	// Writer makes requests to the root of the API server with the restore's rights: its
+	// requester's, or the administrators' account's.
 	Writer    rest.Interface
 	Reader    rest.Interface
 	Discovery Discovery
-	// Allowed asks for a right of the requester. Only tenants' restores use it.
+	// Allowed asks for a right of the requester, in tenants' restores.
 	Allowed func(ctx context.Context, right Right) (bool, error)
 	Volumes Volumes
-	// Snapshots makes claims from snapshots that backups have kept. Optional.
+	// Snapshots makes claims from kept snapshots. Optional.
 	Snapshots StoredSnapshots
-	// Succeed gives a new namespace the history of the one that it continues. Optional.
+	// Succeed gives a new namespace the history of the continued one. Optional.
 	Succeed func(ctx context.Context, of identity.Succession) error
 	Hooks   Hooks
 	// ClusterUID is this cluster's uid. Volumes of other clusters are not created.
 	ClusterUID string
-	// Look bounds the final look at new objects. Zero is none.
+	// Look bounds the final look at new objects; zero is none.
 	Look time.Duration
 	// Modifiers is the content of the spec's ConfigMap, or nil.
 	Modifiers map[string]string
@@ -85,8 +85,8 @@ type Dependencies struct {
 	// Log is the restore's log; Run closes it, and others may read it. Optional.
 	Log      *runlog.Log
 	HookTime time.Duration
-	// Continues reports whether the present namespace is the backup's, which had this uid, or
-	// continues it. Nil takes all for the same.
+	// Continues reports whether the present namespace is the backup's of this uid, or continues it.
+	// Nil takes all for the same.
 	Continues func(ctx context.Context, namespace string, uid types.UID) (bool, error)
 	Workers   int
 }
@@ -102,7 +102,7 @@ type Progress struct {
 	done  [len(actionNames)]atomic.Int64
 }
 
-// Objects returns the counts so far, without objects that a rule leaves out.
+// Objects returns the counts so far, without objects left out by a rule.
 func (p *Progress) Objects() v1alpha1.RestoreProgress {
 	count := func(actions ...action) (sum int64) {
 		for _, a := range actions {
@@ -127,11 +127,9 @@ type Refused struct{ Reasons []string }
 
 func (r *Refused) Error() string { return strings.Join(r.Reasons, "; ") }
 
-// Run executes a restore and returns when it or ctx has ended. Objects that failed are in the
-// results. An error says why not everything was tried; Refused, that nothing was.
-//
-// It may be called again for the same restore, by any process, also while another one still works.
-// Each object is created at most once: its name is taken then, and it carries the restore's uid.
+// Run executes a restore and returns when it or ctx has ended. Failed objects are in the results.
+// An error says why not everything was tried; Refused, that nothing was. Any process may call it
+// again for the same restore, also while another still works: no object is created twice.
 func Run(ctx context.Context, request Request, deps Dependencies) *Ended {
 	e := newExecution(ctx, request, deps)
 	err := e.contain(func() error { return e.run(ctx) })
@@ -159,8 +157,8 @@ type execution struct {
 	rules     *object.Rules
 	called    selection.Called
 	modifiers *object.Modifiers
-	// later are owners that come after what they own, by both uids in the backup; mending is true
-	// when they are set.
+	// later are owners restored after what they own, by both uids in the backup; mending says that
+	// they are set.
 	later   map[[2]string]bool
 	mending bool
 	here    *existing
@@ -186,7 +184,7 @@ type execution struct {
 	accounts         onces
 	rights           sync.Map
 	// byUID are the items by uid, users by the claims they use, and suspects, which may use any, by
-	// namespace. index makes them when needed.
+	// namespace; index makes them.
 	index sync.Once
 	byUID map[string]*manifest.Item
 	users map[manifest.Reference][]*manifest.Item
@@ -196,22 +194,21 @@ type execution struct {
 	reads    chan struct{}
 
 	mu sync.Mutex
-	// uids maps uids of the backup to the cluster's; "" is an owner that does not exist.
+	// uids maps uids of the backup to the cluster's; "" is a missing owner.
 	uids map[types.UID]types.UID
 	made map[types.UID]bool
-	// definitions are the versions of restored kinds by definition, and defined their groups.
+	// definitions are restored kinds' versions by definition, defined their groups.
 	definitions map[string][]string
 	defined     map[string]bool
 	// ofPods are claims left to Kubernetes, with the reason.
 	ofPods map[*manifest.Item]string
 	// kept are claims, by name in the backup, that keep their volume.
 	kept map[types.NamespacedName]bool
-	// keepsData are existing claims whose data stays. It doesn't change once objects are restored.
+	// keepsData are existing claims whose data stays, fixed once objects are restored.
 	keepsData map[*manifest.Item]bool
-	// fromLocal are claims made from a snapshot that stays beside their moved data.
+	// fromLocal are claims made from a snapshot beside their moved data.
 	fromLocal map[*manifest.Item]bool
-	// sparedVolumes are volumes without a claim that are not filled, by the pod's uid in the backup
-	// and name.
+	// sparedVolumes are unfilled volumes without a claim, by the pod's uid in the backup and name.
 	sparedVolumes map[types.NamespacedName]bool
 	// held are items that use a claim without data, with its name.
 	held map[*manifest.Item]string
@@ -274,8 +271,8 @@ type task struct {
 	content *unstructured.Unstructured
 }
 
-// loop walks along the graph. An object is released when its predecessors are done or given up.
-// Released objects are read together, in the order of the tarball.
+// loop walks along the graph. An object is released when its predecessors are done or given up;
+// released objects are read together, in the order of the tarball.
 type loop struct {
 	e     *execution
 	tasks chan task
@@ -286,8 +283,8 @@ type loop struct {
 	changed  chan struct{}
 	progress *graph.Progress
 	ready    []int32
-	// busy counts nodes that are ready or being worked on. again are nodes to retry when busy is
-	// zero; passed are nodes in again that hold no successor.
+	// busy counts nodes that are ready or in work. again are nodes to retry when it is zero; passed
+	// are nodes in again that hold no successor.
 	busy   int
 	again  []int32
 	passed map[int32]bool
@@ -365,7 +362,7 @@ func (l *loop) done(ctx context.Context, i int32) {
 	l.release(ctx, released)
 }
 
-// postpone retries a node when nothing else is left. With hold its successors wait for it.
+// postpone retries a node when nothing else is left. With hold, its successors wait for it.
 func (l *loop) postpone(ctx context.Context, i int32, hold bool) {
 	l.mu.Lock()
 	l.busy--
@@ -466,7 +463,7 @@ func (l *loop) feed(ctx context.Context) error {
 	}
 }
 
-// Ended is the end of a restore, and what is stored of it.
+// Ended is the end of a restore, with its stored files.
 type Ended struct {
 	Status v1alpha1.RestoreStatus
 	// Err is Refused, or says why not everything was tried, or is nil.
@@ -474,7 +471,7 @@ type Ended struct {
 	// Digests are the SHA-256 of its stored objects in hexadecimal, by the last segments of their
 	// keys.
 	Digests map[string]string
-	// Replaced describes a foreign end in the store that was overwritten; mostly empty.
+	// Replaced describes a foreign end that was overwritten in the store; mostly empty.
 	Replaced string
 	// files are the objects to store, except the metadata.
 	files []file

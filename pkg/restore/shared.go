@@ -14,9 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// shared returns the desired content of an existing object outside the mapped namespaces that
-// serves one of them: the copy must not take it away. single lists the fields that stay for this
-// reason.
+// shared returns the desired content of an existing object that serves a mapped namespace from
+// outside: the copy must not take it away. single lists the fields that stay for this.
 func (e *execution) shared(ctx context.Context, item *manifest.Item, live, desired *unstructured.Unstructured) (wanted *unstructured.Unstructured, single []string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if e.target(item.Namespace) != item.Namespace || !e.rules.Names(live, resource) {

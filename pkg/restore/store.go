@@ -19,25 +19,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what this package needs of a location to tell how a restore ended.
+// Store reads and writes a location.
 type Store interface {
 	Create(ctx context.Context, key string, data []byte) error
 	Put(ctx context.Context, key string, data []byte) error
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 }
 
-// Cancelled makes a restore that was stopped one that was cancelled.
+// Cancelled turns a stopped restore into a cancelled one.
 func (e *Ended) Cancelled(reason string) {
 	e.Status.Phase, e.Status.FailureReason = v1alpha1.RestorePhaseCancelled, reason
 }
 
-// Store writes the files of a restore, and last its end by a conditional write. Of two processes
-// that executed it, the first end stands, and the other takes its status. It may be called again.
-// keys are the cluster's present and earlier public keys.
+// Store writes a restore's files, and last its end by a conditional write. Of two processes that
+// executed it, the first end stands, and the other takes its status. It may be called again. keys
+// are the cluster's present and earlier public keys.
 //
-// The end names the files by digest. A late write of the other process, or a foreign one, makes a
-// file unreadable. An object at the end's key that is not signed for this restore is overwritten,
-// and Replaced says so.
+// The end names the files by digest: a late or foreign write makes a file unreadable. At the end's
+// key, an object not signed for this restore is overwritten, and Replaced says so.
 func (e *Ended) Store(ctx context.Context, to Store, restore *v1alpha1.Restore, cluster format.Cluster, keys []string) error {
 	// Without metadata nothing is read. Two processes have found the same cluster, and each file is
 	// whole.
@@ -102,7 +101,7 @@ const maxReasonBytes = 400
 // word is the object at the end's key, or the zero value.
 type word struct {
 	ours bool
-	// reason says why it is not, and data is its content.
+	// reason says why it is not ours, data is its content.
 	reason string
 	data   []byte
 }

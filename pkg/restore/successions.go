@@ -15,8 +15,8 @@ import (
 
 const succeedTimeout = 20 * time.Second
 
-// succeed gives a new namespace the history of the backup's namespace of that name. A namespace
-// that another is mapped to continues none.
+// succeed gives a new namespace the history of the backup's of that name. A namespace that another
+// is mapped to continues none.
 func (e *execution) succeed(ctx context.Context, name string, former, uid types.UID) {
 	if e.Succeed == nil || e.spec.PlanOnly || former == "" || former == uid || e.isCopy(name) {
 		return
@@ -41,7 +41,6 @@ func (e *execution) isCopy(name string) bool {
 	return false
 }
 
-// former returns the uid of a namespace in the backup, or "".
 func (e *execution) former(name string) types.UID {
 	for _, item := range e.Backup.Items {
 		if isNamespace(item) && item.Name == name {

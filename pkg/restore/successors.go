@@ -49,8 +49,8 @@ func notServed(item *manifest.Item) error {
 	return fmt.Errorf("the cluster does not serve %s: install what defines it, and restore this again", item.GroupKind())
 }
 
-// rescoped returns an error if the kind has another scope than in the backup: objects of several
-// namespaces would collide.
+// rescoped fails if the kind's scope differs from the backup's: objects of several namespaces would
+// collide.
 func rescoped(item *manifest.Item, k *kind) error {
 	switch {
 	case k.namespaced == (item.Namespace != ""):

@@ -18,8 +18,7 @@ import (
 )
 
 // Reasons why a tenant's restore does not write an object, even if its requester could: a right
-// covers the verb and the kind, and here the power is in the content. docs/security.md lists them;
-// change both.
+// covers verb and kind, and here the power is in the content. Change docs/security.md with them.
 const (
 	refusedVolume   = "a tenant's restore brings no persistent volume back: the claim gets a new one"
 	refusedToken    = "a tenant's restore brings no token of a ServiceAccount back: it would be a credential made for whoever restores; have a new one made"
@@ -108,8 +107,8 @@ func (e *execution) allowed(ctx context.Context, right Right) (bool, error) {
 	return allowed, nil
 }
 
-// authorize checks the requester's rights in all namespaces that the restore reads and writes. The
-// API server has checked them at the creation, which may be long ago.
+// authorize checks the requester's rights in all namespaces that the restore reads and writes: the
+// check at the creation may be old.
 func (e *execution) authorize(ctx context.Context) error {
 	if !e.request.tenant() {
 		return nil
@@ -176,9 +175,9 @@ func (e *execution) authorize(ctx context.Context) error {
 	return nil
 }
 
-// formerOwners returns the namespaces of the backup that are not the present ones of their names: a
-// right in one gives no right to the other's content. The restore's own was compared when the
-// backup was listed.
+// formerOwners returns the backup's namespaces that are not the present ones of their names: a
+// right in one gives none to the other's content. The restore's own was compared when the backup
+// was listed.
 func (e *execution) formerOwners(ctx context.Context, from map[string]bool) (reasons []string, err error) {
 	if e.Continues == nil {
 		return nil, nil

@@ -27,12 +27,9 @@ import (
 
 const (
 	terminatingTimeout = 2 * time.Minute
-	// accountTimeout bounds the time until a new namespace has the ServiceAccount default.
-	accountTimeout = 30 * time.Second
-	// endpointsTimeout bounds the time until the Service of a webhook or an aggregated API has an
-	// endpoint.
-	endpointsTimeout = 2 * time.Minute
-	pollInterval     = 500 * time.Millisecond
+	accountTimeout     = 30 * time.Second
+	endpointsTimeout   = 2 * time.Minute
+	pollInterval       = 500 * time.Millisecond
 )
 
 var (
@@ -73,8 +70,7 @@ func (o *onces) started(key string) bool {
 	return o.known[key] != nil
 }
 
-// namespaces are the restore's targets. Each is looked at once, and waited for once if it is being
-// deleted.
+// namespaces are the restore's targets. Each is looked at once, and its deletion awaited once.
 type namespaces struct {
 	onces
 	mu sync.Mutex
@@ -104,8 +100,8 @@ func (n *namespaces) inhabited(name string) {
 	delete(n.new, name)
 }
 
-// await returns when the namespace of an object exists. For a namespace, it returns when none of
-// its name is being deleted.
+// await returns when an object's namespace exists. For a namespace, it returns when none of its
+// name is being deleted.
 func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Item, about subject) error {
 	switch {
 	case isNamespace(item):
@@ -204,7 +200,6 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	return nil
 }
 
-// awaitAccount waits until a namespace has its default account, which pods need.
 func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 	waiting := waits.For(ctx, namespace, fmt.Sprintf("the ServiceAccount default in %s, without which no pod can be created", namespace))
 	defer waiting.End()
@@ -222,7 +217,6 @@ func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 	}
 }
 
-// await waits for the event of a node.
 func (e *execution) await(ctx context.Context, node *graph.Node) error {
 	if e.spec.PlanOnly {
 		return nil
@@ -243,7 +237,6 @@ func (e *execution) await(ctx context.Context, node *graph.Node) error {
 	return nil
 }
 
-// define notes which kinds a definition makes the cluster serve.
 func (e *execution) define(content *unstructured.Unstructured) {
 	if e.spec.PlanOnly {
 		e.kinds.promise(content)

@@ -14,15 +14,15 @@ import (
 // others.
 const maxUnknown = 100
 
-// unknownFields reports fields that the server has dropped, once for each object.
+// unknownFields reports fields that the server dropped, once for each object.
 type unknownFields struct {
 	mu    sync.Mutex
 	told  map[subject]bool
 	count map[string]int
 }
 
-// tell returns a function for the server's warnings. Unknown fields are reported, deprecated
-// versions dropped, all others logged.
+// tell returns a function for the server's warnings: unknown fields are reported, deprecated
+// versions dropped, others logged.
 func (u *unknownFields) tell(report *report) func(about subject, warnings []string) {
 	return func(about subject, warnings []string) {
 		var fields []string

@@ -19,12 +19,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// webhookTimeout bounds the wait for a silent webhook, and webhookEndTimeout the last wait at the
-// end: its pods may have been restored. webhookInterval is the retry interval.
+// webhookTimeout bounds the wait for a silent webhook, webhookEndTimeout the last: its pods may
+// have been restored.
 var webhookTimeout, webhookEndTimeout, webhookInterval = 30 * time.Second, endpointsTimeout, 500 * time.Millisecond
 
-// deniedEndTimeout bounds the last retries of everything that admission has denied: its own inputs
-// may have just been restored.
+// deniedEndTimeout bounds the last retries of denied objects: admission's inputs may have just been
+// restored.
 var deniedEndTimeout = 3 * time.Second
 
 var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
@@ -41,12 +41,11 @@ func unanswered(err error) string {
 	return found[1] + found[2]
 }
 
-// webhooks has the silent webhooks and denied objects. Each webhook is waited for once, by all
-// objects.
+// webhooks has the silent webhooks and denied objects. All objects wait for a webhook once.
 type webhooks struct {
 	mu    sync.Mutex
 	until map[string]time.Time
-	// postponed are the refused nodes; last is true in the last retry.
+	// postponed are the refused nodes; last says that it is the last retry.
 	postponed map[int32]bool
 	last      bool
 }
@@ -89,8 +88,8 @@ func (w *webhooks) finish() {
 	w.last, w.until = true, nil
 }
 
-// isDenied reports whether admission has refused an object. The inputs of a webhook, a policy or a
-// quota may be restored later.
+// isDenied reports whether admission refused an object: inputs of a webhook, a policy or a quota
+// may follow.
 func isDenied(err error) bool {
 	if unreached(err) {
 		return false
@@ -100,7 +99,7 @@ func isDenied(err error) bool {
 }
 
 // postpone notes an object for a retry at the end: a webhook did not answer, admission refused it,
-// or its account waits for that.
+// or its account waits so.
 func (w *webhooks) postpone(node int32, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

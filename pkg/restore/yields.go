@@ -19,11 +19,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// Some fields only the cluster decides: address families, free ports, additions of admission. They
-// are restored where the cluster accepts them. If it refuses one, the object is created without it,
-// with a warning.
+// Only the cluster decides some fields: address families, free ports, additions of admission. A
+// refused one is left out with a warning.
 
-// yields removes the fields that the cluster has refused, and reports whether to try again.
+// yields removes the refused fields, and reports whether to try again.
 func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstructured, refusal error) bool {
 	if !apierrors.IsInvalid(refusal) && !apierrors.IsForbidden(refusal) && !apierrors.IsBadRequest(refusal) && !apierrors.IsInternalError(refusal) {
 		return false
@@ -83,8 +82,7 @@ func portsOf(spec map[string]any) (ports []map[string]any) {
 
 var refusedPort = regexp.MustCompile(`spec\.ports\[(\d+)\]\.nodePort`)
 
-// serviceYields removes the families, addresses and ports that a refusal names, and returns the
-// fields.
+// serviceYields removes and returns the families, addresses and ports that a refusal names.
 func serviceYields(service *unstructured.Unstructured, refusal error) (left []string) {
 	spec, _ := service.Object["spec"].(map[string]any)
 	text := refusal.Error()
@@ -143,7 +141,6 @@ func withoutPorts(spec map[string]any, refusal string) (left []string) {
 	return left
 }
 
-// classYields makes a PriorityClass not the default if the cluster has another default.
 func classYields(class *unstructured.Unstructured, refusal string) (left []string) {
 	if class.Object["globalDefault"] != true || !strings.Contains(refusal, "already marked as default") {
 		return nil
@@ -162,7 +159,7 @@ var (
 	rangedFields = regexp.MustCompile(`([^;:]+) (request|limit) for (?:init )?container ([^;]+)`)
 )
 
-// podYields removes fields that an admission had added and a refusal names, and returns them.
+// podYields removes and returns fields that an admission had added and a refusal names.
 func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	spec, _ := pod.Object["spec"].(map[string]any)
 	switch {
@@ -186,7 +183,6 @@ func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	return slices.Compact(left)
 }
 
-// withoutDefaults removes resources that a LimitRange had added, by its annotation.
 func withoutDefaults(pod *unstructured.Unstructured) (left []string) {
 	annotations := pod.GetAnnotations()
 	said := annotations[limitRanger]

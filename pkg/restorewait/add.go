@@ -19,18 +19,18 @@ const (
 	// Dir is the mount path of the container's emptyDir.
 	Dir = "/holdfast-restore"
 
-	// ContainerName and VolumeName begin the names of the additions to a pod.
+	// ContainerName and VolumeName begin the names of additions to a pod.
 	ContainerName = "holdfast-restore-wait"
 	VolumeName    = "holdfast-restore"
 
 	// tokens is the mount path of service account tokens.
 	tokens = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// nobody is the container's user when the pod's is root or unknown.
+	// nobody is the container's user if the pod's is root or unknown.
 	nobody = 65532
 )
 
 // Add makes a pod, before its creation, wait for these volumes, at most for the timeout. It returns
-// the name of the emptyDir for Tell. The image's entrypoint is the holdfast program.
+// the emptyDir's name, for Tell. The image's entrypoint is the holdfast program.
 func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration) (waitVolume string, err error) {
 	if len(volumes) == 0 || image == "" {
 		return "", errors.New("an image and at least one volume are needed")
@@ -75,7 +75,7 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 	return waitVolume, nil
 }
 
-// In returns the waiting container of a pod, or nil, and the emptyDir for Tell.
+// In returns a pod's waiting container, or nil, and the emptyDir for Tell.
 func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
@@ -87,7 +87,7 @@ func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
 	return nil, ""
 }
 
-// ToldIn returns the emptyDir of a waiting container, or "" for any other.
+// ToldIn returns a waiting container's emptyDir, or "" for any other.
 func ToldIn(c *corev1.Container) (waitVolume string) {
 	if len(c.Args) == 0 || c.Args[0] != Command {
 		return ""

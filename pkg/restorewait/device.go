@@ -8,11 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// devicePath is the path of the device in its container.
 const devicePath = "/dev/holdfast-volume"
 
-// ServeDevice has a waiting container serve a block device of its pod, see package blockdevice. The
-// container runs as root: a device belongs to the node's root.
+// ServeDevice has a waiting container serve a block device of its pod, see package blockdevice. It
+// runs as root, to which a device belongs.
 func ServeDevice(container *corev1.Container, volume string, writable bool) {
 	container.Args = append(container.Args, "--device="+devicePath)
 	if writable {
@@ -31,8 +30,9 @@ func ServeDevice(container *corev1.Container, volume string, writable bool) {
 	}
 }
 
-// Restrict lets no container of a pod that serves a device run as root, and reports whether one did. The
-// device can be opened then if the node's container runtime gives devices to the users of containers.
+// Restrict lets no container of a pod that serves a device run as root, and reports whether one
+// did. Then the device opens only if the node's container runtime gives devices to containers'
+// users.
 func Restrict(spec *corev1.PodSpec) (changed bool) {
 	for i := range spec.Containers {
 		container := &spec.Containers[i]

@@ -20,7 +20,7 @@ import (
 const (
 	complete = "complete"
 	failed   = "failed: "
-	// GivenUp is the failure of a volume whose restore has ended without it.
+	// GivenUp is the failure of a volume whose restore ended without it.
 	GivenUp = "its restore was cancelled, or has ended without it: the restore's results say why"
 	longest = 4096
 )
@@ -77,7 +77,7 @@ func read(root *os.Root, volume string) string {
 	return strings.TrimSuffix(string(content), "\n")
 }
 
-// write makes a file as a whole or not at all, also if power fails.
+// write makes a file whole or not at all, also if power fails.
 func write(root *os.Root, volume, text string) error {
 	temporary := "." + volume
 	if err := root.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// DefaultTimeout is the default wait of a pod: its volumes may be the last of many, and the
-	// restore reports failures. A pod that is not restarted fails for good.
+	// DefaultTimeout is a pod's default wait: its volumes may be the last of many, and the restore
+	// reports failures. A pod that is not restarted fails for good.
 	DefaultTimeout = 48 * time.Hour
 	// lookInterval is the poll interval, sayInterval the least time between outputs.
 	lookInterval = 200 * time.Millisecond

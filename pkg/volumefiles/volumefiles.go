@@ -1,10 +1,10 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumefiles lets the API server have the files of a volume backup read by the leading
-// controller. It has the keys of the repositories. They talk over the connection of package remote: only
-// the API server can ask. The API server checks the caller's right in a namespace. The reader decides
-// again whether the volume is of that very namespace. See docs/design/files.md.
+// Package volumefiles lets the API server have a volume backup's files read by the leading
+// controller, which has the keys of the repositories. Only the API server can ask, by package
+// remote. It checks the caller's right in a namespace; the reader checks whether the volume is of
+// that very namespace. See docs/design/files.md.
 package volumefiles
 
 import (
@@ -29,22 +29,21 @@ const (
 	Path = "/volume-files/"
 	// MaxRequest bounds a request: a path takes 8 KiB at most.
 	MaxRequest = 64 << 10
-	// DefaultLimit is how many entries a page has without a limit, MaxLimit at most.
+	// DefaultLimit is how many entries a page has by default, MaxLimit at most.
 	DefaultLimit = 500
 	MaxLimit     = 10_000
 
-	// begins is how long a reader may take to begin to answer. kube-apiserver ends a request after a
-	// minute.
+	// begins bounds the time until an answer begins: kube-apiserver ends a request after a minute.
 	begins = 50 * time.Second
-	// silence is how long it may be silent afterwards.
+	// silence bounds pauses in an answer.
 	silence   = time.Minute
 	maxAnswer = 16 << 20
 )
 
-// Kind is the kind of a request.
+// Kind is a request's kind.
 type Kind string
 
-// A request is for one of these.
+// The kinds of requests.
 const (
 	Folder  Kind = "Folder"
 	Content Kind = "Content"
@@ -62,17 +61,17 @@ type Request struct {
 	Namespace string `json:"namespace"`
 	Kind      Kind   `json:"kind"`
 	Path      string `json:"path"`
-	// Limit and Continue choose the page of a folder.
+	// Limit and Continue choose a folder's page.
 	Limit    int    `json:"limit,omitempty"`
 	Continue string `json:"continue,omitempty"`
-	// Offset and Length choose a part of a file. A Length of 0 is the rest.
+	// Offset and Length choose a part of a file; a Length of 0 is the rest.
 	Offset int64 `json:"offset,omitempty"`
 	Length int64 `json:"length,omitempty"`
 }
 
-// Problem is the reason why a request was not answered.
+// Problem is why a request was not answered.
 type Problem struct {
-	// Code is a status of HTTP.
+	// Code is an HTTP status.
 	Code    int    `json:"code"`
 	Message string `json:"message"`
 	// Detail is for users that may know what is wrong with a store.
@@ -87,7 +86,7 @@ func (p *Problem) Error() string {
 	return p.Message + ": " + p.Detail
 }
 
-// ErrBroken means that an answer is not complete.
+// ErrBroken means that an answer is incomplete.
 var ErrBroken = errors.New("the content breaks off")
 
 // Client asks the controller that leads.
@@ -129,8 +128,8 @@ func (c *Client) List(ctx context.Context, request *Request) (*v1alpha1.VolumeFi
 	return list, nil
 }
 
-// Copy writes the content of a file, or the target of a link. It calls begin with the number of bytes
-// before the first one. Without an error it has written as many; ErrBroken means that it has not.
+// Copy writes the content of a file, or the target of a link. It calls begin with the number of
+// bytes before the first. Without an error it has written as many; ErrBroken means that it has not.
 func (c *Client) Copy(ctx context.Context, request *Request, begin func(size int64), to io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -4,11 +4,9 @@
 // Package buzhash cuts a stream exactly where Kopia's splitter Name does, in a sixth of its time.
 //
 // From half of the average size on, a cut follows the first 64 bytes whose hash ends in enough zero
-// bits. At twice the average there is a cut at the latest. The hash is a cyclic polynomial
-// (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit for each byte, and
-// combined with the words of the entering and the leaving byte. With 32 bits and a window of 64
-// bytes, the hash depends on the window alone. So two stretches are hashed at once, which hides
-// latencies.
+// bits; at twice the average at the latest. The hash is a cyclic polynomial
+// (https://en.wikipedia.org/wiki/Rolling_hash). With 32 bits and a window of 64 bytes it depends on
+// the window alone. So two stretches are hashed at once.
 package buzhash
 
 import (
@@ -27,8 +25,8 @@ const (
 	Most   = average * 2
 	mask   = average - 1
 	window = 64
-	// stretch is how many bytes are hashed in parallel with as many others: four of them and the
-	// first window are the 64 KiB that Kopia's uploader writes at a time.
+	// stretch is how many bytes each of two parallel hashes takes: four stretches and the first
+	// window are one write of Kopia's uploader, 64 KiB.
 	stretch = (64<<10 - window) / 4
 )
 
@@ -37,16 +35,15 @@ var words = buzhash32.GenerateHashes(1)
 // Splitter cuts one stream. The zero value is at its beginning.
 type Splitter struct {
 	length int
-	tail   [window]byte // last bytes of the piece, if it has as many
+	tail   [window]byte // the piece's last bytes, if it has as many
 }
 
-// NextSplitPoint takes the next bytes of the stream and returns how many of them end a piece; the
-// caller passes the rest again. Without a cut it returns -1 and has taken all.
+// NextSplitPoint takes the stream's next bytes and returns how many end a piece; the caller passes
+// the rest again. Without a cut it returns -1 and has taken all.
 func (s *Splitter) NextSplitPoint(b []byte) int {
 	from, to := max(least-1-s.length, 0), min(Most-s.length, len(b))
 	at := -1
 	if from < min(window, to) {
-		// This window begins in earlier bytes.
 		var seam [2 * window]byte
 		copy(seam[:], s.tail[:])
 		end := window + copy(seam[window:], b[:to])
@@ -71,7 +68,7 @@ func (s *Splitter) NextSplitPoint(b []byte) int {
 	return -1
 }
 
-// find returns the first cut in b between from, at least window, and to; or -1.
+// find returns the first cut between from, at least window, and to; or -1.
 func find(b []byte, from, to int) int {
 	for ; from+2*stretch <= to; from += 2 * stretch {
 		// Arrays need no bounds checks in the loop.

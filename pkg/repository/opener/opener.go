@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package opener opens the repository of a VolumeRepository record with its storage location,
-// credentials and key. Shared keeps repositories open for repeated use.
+// Package opener opens the repository of a VolumeRepository record with its location, credentials
+// and key. Shared keeps repositories open.
 package opener
 
 import (
@@ -25,8 +25,8 @@ var ErrNoRepository = errors.New("there is no repository in the store")
 // ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
 var ErrNoKey = errors.New("the repository has no key")
 
-// OpenAt opens the repository of a namespace at a location. It needs no record: a backup may be
-// older than the cluster. It fails with ErrNoRepository if there is none. The caller closes it.
+// OpenAt opens the repository of a namespace at a location, without a record: a backup may be older
+// than the cluster. It fails with ErrNoRepository if there is none. The caller closes it.
 func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *enginev1alpha1.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
@@ -50,7 +50,7 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *enginev
 	return opened, err
 }
 
-// Where returns the place of a location's repositories: its store, with current credentials.
+// Where returns the store of a location's repositories, with current credentials.
 func Where(ctx context.Context, secrets location.Secrets, stored *enginev1alpha1.StorageLocation) (repository.Location, error) {
 	read := func(ctx context.Context) (map[string][]byte, error) {
 		return location.Credentials(ctx, secrets, stored)

@@ -22,19 +22,18 @@ import (
 
 const mostFormer = 10
 
-// KeySecrets changes the Secrets of the repositories' keys.
+// KeySecrets changes the Secrets of repositories' keys.
 type KeySecrets interface {
 	location.Secrets
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
 }
 
-// Rotate gives a repository a new random key. The caller holds the Lease of the repository's
-// maintenance.
+// Rotate gives a repository a new random key. The caller holds the Lease of its maintenance.
 //
-// At any time a key of the Secret opens the repository, and Keys returns them all: the Secret has
+// At any time a key of the Secret opens the repository, and Keys returns them all: the Secret gets
 // the new key first, and makes it the key when the repository has it. A repetition continues with
-// the same new key. Former keys stay, since a paused process may write the old format again. If the
-// location names recovery keys, the store first has the new key, encrypted for them and signed.
+// it. Former keys stay, since a paused process may write the old format again. With recovery keys,
+// the store first gets the new key, encrypted for them and signed.
 func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *enginev1alpha1.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {

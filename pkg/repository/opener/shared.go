@@ -28,25 +28,23 @@ import (
 
 const (
 	openTimeout = 2 * time.Minute
-	// An unused repository stays open for idleFor at least, and at most mostIdle of them do.
+	// An unused repository stays open for at least idleFor, at most mostIdle of them.
 	idleFor  = 2 * time.Minute
 	mostIdle = 4
 )
 
 var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout)
 
-// Shared keeps repositories of records open for concurrent or later users: opening takes a dozen
-// requests and the derivation of a key.
+// Shared keeps repositories of records open: opening takes a dozen requests and the derivation of a
+// key.
 //
-//   - Each use reads Secrets, records and locations again, and shares only an opening with equal
-//     ones.
-//   - A user sees everything that was stored before the work was requested, and no replaced
-//     repository.
-//   - After a failed use, the next one opens the repository anew: errors don't outlive their work.
-//   - Concurrent users open it once. A failed opening is not kept, and one without waiting users is
-//     cancelled.
-//   - It is closed after the last use when idle, to make room, or at the end of Run; at once if
-//     others need its indexes' memory.
+//   - Each use reads Secrets, records and locations again, and shares only an opening with equal ones.
+//     It sees no replaced repository.
+//   - After a failed use, the next one opens the repository anew.
+//   - Concurrent users open it once. A failed opening is not kept, and an opening without waiting users
+//     is cancelled.
+//   - It is closed when idle, to make room, or at the end of Run; after the last use if others need its
+//     indexes' memory.
 type Shared struct {
 	Repositories enginelisters.VolumeRepositoryNamespaceLister
 	Locations    enginelisters.StorageLocationNamespaceLister
@@ -70,13 +68,13 @@ type source struct {
 	// Damage is what the store has lost; an opening is not reused after it changes.
 	Damage *enginev1alpha1.RepositoryDamage
 
-	// credentials selects the location's among Secrets, which may change while it is open.
+	// credentials selects the location's among Secrets, which may change meanwhile.
 	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
 }
 
 type opening struct {
 	name string
-	// of is the digest of the source, which keeps no secret.
+	// of is the source's digest, which keeps no secret.
 	of     [sha256.Size]byte
 	cancel func()
 	// opened is closed when repository or err is set.
@@ -86,16 +84,15 @@ type opening struct {
 	// looking is full during a refresh, and guards seen: everything stored before is visible.
 	looking chan struct{}
 	seen    time.Time
-	// indexes frees the memory for large indexes; nil if not taken. It and measured are set under
-	// looking.
+	// indexes frees the memory of large indexes, or is nil. looking guards it and measured.
 	indexes  func()
 	measured bool
 
-	// users counts users and waiting ones; idle is since when there are none. Guarded by the mutex
-	// of Shared.
+	// users counts users and waiting ones; idle is since when there are none. The mutex of Shared
+	// guards both, and readers.
 	users int
 	idle  time.Time
-	// readers read Secrets with the users' rights; guarded by the same mutex.
+	// readers read Secrets with the users' rights.
 	readers []*Secrets
 }
 
@@ -116,8 +113,8 @@ func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1
 	return nil, apierrors.NewNotFound(corev1.Resource("secrets"), name)
 }
 
-// Use calls do with the repository of a record. Everything stored before asked is visible. The
-// context of do also ends when the repository becomes unusable.
+// Use calls do with a record's repository. Everything stored before asked is visible. The context
+// of do also ends if the repository becomes unusable.
 func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
 	o, err := s.enter(ctx, name, &secrets, asked)
 	if err != nil {
@@ -202,7 +199,7 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	}, nil
 }
 
-// join adds a user to the opening of what. mine is true for a new one, which the caller opens.
+// join adds a user to the opening of what. If mine, it is new, and the caller opens it.
 func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what source) (o *opening, mine bool, err error) {
 	encoded, err := json.Marshal(what)
 	if err != nil {
@@ -270,7 +267,7 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	}
 }
 
-// look makes everything visible that was stored before asked, once the indexes may be in memory.
+// look makes visible what was stored before asked, once the indexes may be in memory.
 func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 	ctx, stop := o.repository.While(ctx)
 	defer stop()

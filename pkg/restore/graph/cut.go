@@ -70,9 +70,9 @@ func adjacent(nodes int, edges []edge) (first, out []int32) {
 	return first, out
 }
 
-// acyclic cuts edges until there is no cycle; edges are sorted by before. It adds one strength
-// after the other to the stronger edges, which have no cycle. Nodes in a cycle are put in an order
-// that respects the stronger edges, and new edges that go backwards are cut.
+// acyclic cuts edges, sorted by before, until there is no cycle. It adds one strength after the
+// other to the stronger edges, which have no cycle: nodes in a cycle get an order by the stronger
+// edges, and new backward edges are cut.
 func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 	component := components(nodes, edges)
 	circular := func(e edge) bool { return component[e.before] == component[e.after] }
@@ -100,7 +100,7 @@ func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 	return edges, cut
 }
 
-// backwards returns the edges of one strength to cut. The stronger edges have no cycle.
+// backwards returns the edges of one strength to cut.
 func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 	component := components(nodes, edges)
 	edges = slices.DeleteFunc(slices.Clone(edges), func(e edge) bool { return component[e.before] != component[e.after] })
@@ -108,7 +108,7 @@ func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 		return nil
 	}
 	// strong and weak count the unhandled edges to a node within its cycle. The next node has no
-	// stronger edge, and as few weak ones as possible: these are cut.
+	// stronger edge, and the fewest weak ones, which are cut.
 	strong, weak := make([]int32, nodes), make([]int32, nodes)
 	inside := make([]bool, nodes)
 	for _, e := range edges {
@@ -152,8 +152,8 @@ func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 	return cut
 }
 
-// candidate is a possible next node, with the number of edges to cut. Of equals the later node
-// comes first: a joint rather loses an edge to it.
+// candidate is a possible next node, with the number of edges to cut. Of equals the later is first:
+// a joint rather loses an edge to it.
 type candidate struct{ weak, node int32 }
 
 type candidates []candidate

@@ -12,24 +12,23 @@ type Strength int8
 
 // The strengths, the weakest first.
 const (
-	// Rule: objects of one kind should exist before objects of another.
+	// Rule: objects of one kind should precede another's.
 	Rule Strength = iota
-	// Refers: the later object names the earlier one.
+	// Refers: the later object names the earlier.
 	Refers
-	// Owns: the earlier object owns the later one.
+	// Owns: the earlier object owns the later.
 	Owns
 	// Data: the later object uses the data of the earlier claim.
 	Data
-	// Needs: the later object can't be created without the earlier one.
+	// Needs: the later object can't be created without the earlier.
 	Needs
 )
 
-// Wait is a condition on a restored object before its successors are created.
+// Wait is a condition on a restored object for the creation of its successors.
 type Wait string
 
 const (
-	// WaitServed: the kind of the CustomResourceDefinition or the version of the APIService is
-	// served.
+	// WaitServed: the CustomResourceDefinition's kind or the APIService's version is served.
 	WaitServed Wait = "Served"
 	// WaitReady: the Service has a ready endpoint.
 	WaitReady Wait = "Ready"
@@ -37,10 +36,10 @@ const (
 
 // Node is a point of the order.
 type Node struct {
-	// Item is the object to restore, or to wait for. It is nil for a joint.
+	// Item is the object to restore or to wait for; nil for a joint.
 	Item *manifest.Item
 	Wait Wait
-	// Wave is the length of the longest path to it. It is for users; edges decide.
+	// Wave is the length of the longest path to it, for users; edges decide.
 	Wave int
 }
 
@@ -56,7 +55,6 @@ type Graph struct {
 	Nodes []Node
 	Cut   []Cut
 
-	// out[first[n]:first[n+1]] are the successors of n.
 	first, out []int32
 	in         []int32
 }
@@ -64,7 +62,7 @@ type Graph struct {
 // After returns the successors of a node.
 func (g *Graph) After(node int32) []int32 { return g.out[g.first[node]:g.first[node+1]] }
 
-// Progress walks along a graph. It is not safe for concurrent use.
+// Progress walks a graph. It is not safe for concurrent use.
 type Progress struct {
 	graph *Graph
 	left  []int32
@@ -83,8 +81,7 @@ func (g *Graph) Start() (*Progress, []int32) {
 	return p, ready
 }
 
-// Done marks a node as done or given up, and returns the nodes that waited for nothing else. Each
-// node must be done once.
+// Done marks a node as done or given up, once, and returns the nodes that waited for nothing else.
 func (p *Progress) Done(node int32) []int32 { return p.release(nil, node) }
 
 // Finished reports whether all nodes are done.

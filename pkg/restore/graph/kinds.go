@@ -14,18 +14,18 @@ import (
 type sort int8
 
 const (
-	// ordinary: it may need objects of its namespace, and no rule needs it.
+	// ordinary may need objects of its namespace; no rule needs it.
 	ordinary sort = iota
-	// account, secret and base: workloads rely on it.
+	// account, secret and base are needed by workloads.
 	account
 	secret
 	base
-	// class: claims and pods name it; it is cluster-scoped.
+	// class is cluster-scoped; claims and pods name it.
 	class
 	workload
-	// first: no rule comes before it.
+	// first has no rule before it.
 	first
-	// final: it interferes with the creation of others.
+	// final interferes with the creation of others.
 	final
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// Order orders items. others are the remaining items of the backup: they tell the users of a claim
-// through pods that controllers make. hasData reports whether a claim's data is restored.
+// Order orders items. others are the remaining items of the backup: a claim's users may be known
+// only by pods that controllers make. hasData reports whether a claim's data is restored.
 func Order(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *Graph {
 	if !slices.ContainsFunc(items, hasData) {
 		others = nil // keeps single objects of large backups fast
@@ -47,13 +47,13 @@ type builder struct {
 	nodes []Node
 	edges []edge
 
-	// byName finds restored items in any version, byUID all items.
+	// byName has restored items in any version, byUID all items.
 	byName map[manifest.Reference]int32
 	byUID  map[string]place
 	finals bool
 
 	joints   map[joint]int32
-	services map[int32]int32 // the nodes that wait for ready Services
+	services map[int32]int32 // nodes that wait for ready Services
 	served   map[schema.GroupKind]int32
 	apis     map[schema.GroupVersion]int32
 }
@@ -63,13 +63,13 @@ type edge struct {
 	strength      Strength
 }
 
-// place is an item and its node, or -1 if it is not restored.
+// place is an item and its node; -1 if it is not restored.
 type place struct {
 	item *manifest.Item
 	node int32
 }
 
-// joint is a node without an object, for a rule.
+// joint is a rule's node, without an object.
 type joint struct {
 	of        string
 	namespace string
@@ -175,7 +175,7 @@ func (b *builder) place(node int32) {
 	}
 }
 
-// feeds puts an item before a joint, unless another object owns it: the owner may come behind the
+// feeds puts an item before a joint, unless another object owns it: the owner may come after the
 // joint.
 func (b *builder) feeds(node int32, of, namespace string, owned bool) {
 	if !owned {
@@ -192,8 +192,8 @@ func (b *builder) owners(node int32) bool {
 		}
 		owned = true
 		if b.items[node].KindName == "ControllerRevision" && b.items[node].APIGroup == "apps" {
-			// Controllers adopt the revisions that exist, and make new ones otherwise. So revisions
-			// come first, without owner.
+			// Controllers adopt existing revisions, and make new ones otherwise. So revisions come
+			// first, without owner.
 			b.add(node, owner.node, Data)
 		}
 		b.add(owner.node, node, Owns)
@@ -210,7 +210,7 @@ func (b *builder) references(node int32) {
 		}
 		switch {
 		case item.APIGroup == "" && item.KindName == "PersistentVolume" && r.KindName == "PersistentVolumeClaim":
-			// The claim refers to the volume too, and comes after it.
+			// The claim refers to the volume, and comes after it.
 		case item.APIGroup == "" && item.KindName == "ServiceAccount" && r.KindName == "Secret":
 			// Secrets come after accounts, because of tokens.
 		case item.APIGroup == extensionsGroup:
@@ -245,7 +245,7 @@ func (b *builder) users(item *manifest.Item, node int32) {
 }
 
 // behind puts a user and its owners after a claim. A pod that owns the claim made it, and comes
-// before it.
+// first.
 func (b *builder) behind(claim int32, user place, depth int) {
 	for _, owner := range b.items[claim].OwnerUIDs {
 		if user.item.UID == owner && user.item.UID != "" && user.item.KindName == "Pod" {
@@ -263,8 +263,8 @@ func (b *builder) behind(claim int32, user place, depth int) {
 	}
 }
 
-// Suspects returns, by namespace, items that may use any claim there: workloads whose references
-// were dropped for lack of room, and objects of other groups beside them, which may own them.
+// Suspects returns, by namespace, items that may use any claim there: workloads with references
+// dropped for lack of room, and objects of other groups beside them, which may own them.
 func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
 	suspects := map[string][]*manifest.Item{}
 	for _, items := range of {
@@ -288,7 +288,7 @@ func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
 }
 
 // suspects puts these items after the data of all claims in their namespace, except claims made by
-// pods, which only their pods use.
+// pods.
 func (b *builder) suspects() {
 	suspects := Suspects(b.items, b.others)
 	if len(suspects) == 0 {
@@ -343,8 +343,7 @@ func (b *builder) kind(node int32) {
 	}
 }
 
-// SetsOf returns the possible names of the StatefulSet of a claim TEMPLATE-SET-ORDINAL, the longest
-// first.
+// SetsOf returns the possible StatefulSets of a claim TEMPLATE-SET-ORDINAL, the longest name first.
 func SetsOf(claim string) (sets []string) {
 	end := strings.LastIndexByte(claim, '-')
 	if end < 0 || end == len(claim)-1 || strings.Trim(claim[end+1:], "0123456789") != "" {
@@ -358,7 +357,7 @@ func SetsOf(claim string) (sets []string) {
 	return sets
 }
 
-// claim puts a claim before its StatefulSet, which its name tells.
+// claim puts a claim before the StatefulSet in its name.
 func (b *builder) claim(node int32) {
 	item := b.items[node]
 	for _, name := range SetsOf(item.Name) {

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Action is what becomes of an object that exists.
+// Action is the fate of an existing object.
 type Action string
 
 const (
@@ -28,28 +28,28 @@ const (
 	Update Action = "Update"
 	// Conflict: immutable fields differ. Nothing is written.
 	Conflict Action = "Conflict"
-	// Remade: it is newborn, and differs only in fields its controller has written anew. Nothing is
+	// Remade: it is newborn, and differs only in fields that its controller wrote anew. Nothing is
 	// written.
 	Remade Action = "Remade"
 	// Recreate: it is deleted and created, since immutable fields differ.
 	Recreate Action = "Recreate"
 )
 
-// Decision is what becomes of an object that exists.
+// Decision is the fate of an existing object.
 type Decision struct {
 	Action Action
-	// Differs are the sorted paths of differing fields, such as spec.replicas.
+	// Differs are the sorted paths of differing fields, as spec.replicas.
 	Differs []string
 	// Besides are the sorted paths of fields that only the live object has.
 	Besides []string
-	// Kept are the fields of Differs and Besides that an update leaves, and why.
+	// Kept are the fields of Differs and Besides that an update leaves, with reasons.
 	Kept []string
 	// Immutable are the fields of Differs and Besides that can't be changed.
 	Immutable []string
 	// Patch is a JSON merge patch for Update. It fails if the object has changed since it was read.
 	Patch []byte
-	// Probe is set if fields of Besides may be the server's own. It is a patch for a dry run;
-	// fields in the answer are the server's. Compare takes the answer.
+	// Probe, a patch for a dry run, is set if fields of Besides may be the server's own. Compare
+	// takes its answer, which has these.
 	Probe []byte
 }
 
@@ -58,17 +58,15 @@ type Decision struct {
 // They are equal if each desired field is live with an equal value, and each further live field
 // belongs to the cluster:
 //   - fields that Kubernetes allots or fills in at the creation (see given);
-//   - fields that a controller applies, sets through the subresource scale, or that a component of
-//     Kubernetes writes;
-//   - fields that the server puts back when they are removed: defaults, and additions of admission.
+//   - fields that a controller applies or scales, or that a component of Kubernetes writes;
+//   - fields that the server puts back: defaults, and additions of admission.
 //
-// Any other field was added since, and an update removes it. Only a CustomResourceDefinition keeps
-// it: objects of its kind may have fields of a newer definition.
+// Any other field was added since, and an update removes it, except in a CustomResourceDefinition:
+// objects of its kind may have fields of a newer definition.
 //
 // Lists with keys are compared by key, others element by element. Of metadata, only labels,
-// annotations and owners count, without Holdfast's own; further ones make no difference. A value
-// that a controller applies or scales stays. The value of a HorizontalPodAutoscaler is no
-// difference.
+// annotations and owners count, without Holdfast's own. A value that a controller applies or scales
+// stays, and a HorizontalPodAutoscaler's is no difference.
 //
 // served is the answer to Probe, or nil: then each field that may have been added counts.
 func Compare(live, desired, served *unstructured.Unstructured, policy v1alpha1.ExistingResourcePolicy) Decision {
@@ -124,14 +122,14 @@ func compare(live, desired, served *unstructured.Unstructured, policy v1alpha1.E
 	return d
 }
 
-// restartedAt is the annotation of "kubectl rollout restart" in a template.
+// restartedAt is the annotation of "kubectl rollout restart".
 const restartedAt = "kubectl.kubernetes.io/restartedAt"
 
 func isDefinition(o *unstructured.Unstructured) bool {
 	return o.GroupVersionKind().GroupKind() == schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
 }
 
-// relevant returns the compared parts of an object, with the status if it is an ordinary field.
+// relevant returns an object's compared parts, with the status if it is an ordinary field.
 func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	copied := runtime.DeepCopyJSON(o.Object)
 	if o.GetKind() == "Pod" && o.GetAPIVersion() == "v1" {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// convertDefinition converts a definition from v1beta1 to v1, where each version has all fields. In
-// v1beta1 unknown fields are preserved by default.
+// convertDefinition converts a definition from v1beta1 to v1, where each version has all fields.
+// v1beta1 preserves unknown fields by default.
 func convertDefinition(definition *unstructured.Unstructured) {
 	spec := nested(definition.Object, "spec")
 	if spec == nil {

@@ -9,8 +9,8 @@ import (
 
 const preserves = "x-kubernetes-preserve-unknown-fields"
 
-// preserveUnknown converts v1beta1's spec.preserveUnknownFields: in v1 each part of a schema says
-// so, and there must be a schema.
+// preserveUnknown converts v1beta1's spec.preserveUnknownFields: v1 states it in each part of a
+// schema, and needs a schema.
 func preserveUnknown(definition map[string]any) {
 	if set, _, _ := unstructured.NestedBool(definition, "spec", "preserveUnknownFields"); !set {
 		return
@@ -65,7 +65,7 @@ func keepUnknown(schema map[string]any, object bool) {
 	}
 }
 
-// Loosen makes a definition accept any object: v1 refuses v1beta1's schemas that are not
+// Loosen makes a definition accept any object, since v1 refuses v1beta1's schemas that are not
 // structural. It reports whether anything changed.
 func Loosen(definition *unstructured.Unstructured) (changed bool) {
 	for _, version := range list(definition.Object, "spec", "versions") {

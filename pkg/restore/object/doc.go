@@ -8,10 +8,10 @@
 //
 //   - generateName would hide that an object of the name exists;
 //   - managedFields can't be set by a creation;
-//   - a finalizer is added again by its owner; without the owner, the object could never be
-//     deleted. A warning names those that Kubernetes does not add itself;
-//   - owners get their present uids. A missing one is left out with a warning: an object whose
-//     owners are all unknown is collected as garbage.
+//   - a finalizer is added again by its owner, without which the object could never be deleted. A
+//     warning names finalizers that are not Kubernetes' own;
+//   - owners get their present uids. A missing one is left out with a warning, since Kubernetes
+//     deletes an object of unknown owners.
 //
 // The order is: reset, rules of the kind, the user's modifiers, which see the backup's namespaces,
 // mapping of namespaces.

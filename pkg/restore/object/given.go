@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// certificate is the field with an API server's CA. It belongs to the issuer of certificates.
+// certificate is the field with an API server's CA, which belongs to the issuer.
 const certificate = "caBundle"
 
-// givenFields are fields that Kubernetes sets only at the creation, by kind.group; [] is any
-// element of a list. Having them is no change.
+// givenFields are fields, by kind.group, that Kubernetes sets at the creation, which is no change.
+// [] is any element of a list.
 var givenFields = map[string][]string{
 	"Namespace": {"spec"},
 	"Pod": {"spec.nodeName", "spec.priority", "spec.preemptionPolicy", "spec.priorityClassName", "spec.tolerations", "spec.overhead", "spec.serviceAccount",
@@ -49,7 +49,6 @@ func isInjected(live *unstructured.Unstructured) bool {
 
 var element = regexp.MustCompile(`\[[^\]]*\]`)
 
-// part says how much of a field is the cluster's.
 type part uint8
 
 const (
@@ -58,7 +57,6 @@ const (
 	all
 )
 
-// given returns a function that says how much of a live object's field is the cluster's.
 func given(live *unstructured.Unstructured) func(path string, value any) part {
 	gk := live.GroupVersionKind().GroupKind()
 	fields := givenFields[gk.String()]
@@ -92,8 +90,8 @@ func partGiven(fields []string, path string) (given part) {
 	return given
 }
 
-// givenToPod includes the additions of admission to a pod: its token, and containers of a service
-// mesh or a restore.
+// givenToPod includes admission's additions to a pod: its token, and containers of a service mesh
+// or a restore.
 func givenToPod(live *unstructured.Unstructured, fields []string) func(path string, value any) part {
 	bare := &change{rules: &Rules{}, object: live.DeepCopy()}
 	bare.pod()

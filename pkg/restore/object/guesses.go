@@ -27,8 +27,8 @@ type mentions struct {
 }
 
 // inTexts returns a pattern for namespaces in texts: in names of Services, accounts and identities,
-// in URLs, after the word namespace, and before an object's name. Images look like the last; so it
-// counts only as an argument's value, or with a port.
+// in URLs, after the word namespace, and before an object's name. The last counts only as an
+// argument's value or with a port, since images look like it.
 func inTexts(namespaces []string) *regexp.Regexp {
 	quoted := make([]string, len(namespaces))
 	for i, namespace := range namespaces {
@@ -50,8 +50,8 @@ func inTexts(namespaces []string) *regexp.Regexp {
 	}, "|"))
 }
 
-// guesses finds where an object seems to name mapped namespaces outside the places of its schema. A
-// namespace that is also a target is ignored.
+// guesses finds where an object seems to name mapped namespaces, except targets, outside the places
+// of its schema.
 func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	found := mentions{rules: r, names: map[string]bool{}}
 	if r.mentioned == nil || isDefinition(o) { // a schema has names of fields
@@ -86,7 +86,6 @@ func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	return found
 }
 
-// isMapped reports whether a namespace is mapped, and no target.
 func (r *Rules) isMapped(namespace string) bool { return slices.Contains(r.left, namespace) }
 
 func (m *mentions) add(at, namespace string) {
@@ -94,7 +93,6 @@ func (m *mentions) add(at, namespace string) {
 	m.names[namespace] = true
 }
 
-// in looks at a value: a field with such a name, or a text.
 func (m *mentions) in(at string, value any) {
 	if len(m.at) > maxMentions {
 		return
@@ -138,7 +136,7 @@ func (m *mentions) text(at, value string) {
 	}
 }
 
-// inSecret looks at the texts of a Secret, and at names in its certificates.
+// inSecret looks at a Secret's texts, and at names in its certificates.
 func (m *mentions) inSecret(data map[string]any) {
 	for _, field := range slices.Sorted(maps.Keys(data)) {
 		encoded, _ := data[field].(string)

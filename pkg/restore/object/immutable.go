@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// immutableFields are fields that API servers don't let change, by kind.group. Others are found
-// when the server refuses.
+// immutableFields are fields that API servers don't change, by kind.group. The server's refusal
+// shows others.
 var immutableFields = map[string][]string{
 	"PersistentVolumeClaim":                 {"spec.accessModes", "spec.storageClassName", "spec.volumeMode", "spec.selector", "spec.volumeName", "spec.dataSource", "spec.dataSourceRef"},
 	"PersistentVolume":                      {"spec.csi", "spec.hostPath", "spec.nfs", "spec.local", "spec.volumeMode", "spec.nodeAffinity"},
@@ -34,7 +34,7 @@ var immutableFields = map[string][]string{
 	"CustomResourceDefinition.apiextensions.k8s.io": {"spec.group", "spec.scope", "spec.names.kind", "spec.names.plural"},
 }
 
-// mutableOfPods are the changeable fields of a pod's spec, besides images.
+// mutableOfPods are the changeable fields of a pod's spec besides images.
 var mutableOfPods = []string{"spec.activeDeadlineSeconds", "spec.tolerations", "spec.terminationGracePeriodSeconds"}
 
 func immutable(live *unstructured.Unstructured) func(path string) bool {

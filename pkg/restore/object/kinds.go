@@ -64,16 +64,16 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 	}
 }
 
-// Schedules are the resource and group of Holdfast's schedules.
+// Schedules is the resource of Holdfast's schedules.
 const Schedules = "schedules.holdfast.io"
 
-// IsPaused reports whether a schedule makes no backups for now.
+// IsPaused reports whether a schedule is paused.
 func IsPaused(schedule *unstructured.Unstructured) bool {
 	paused, _, _ := unstructured.NestedBool(schedule.Object, "spec", "paused")
 	return paused
 }
 
-// Pause pauses a schedule: otherwise it would make backups with the rights of the restoring user.
+// Pause pauses a schedule, which would make backups with the restoring user's rights.
 func Pause(schedule *unstructured.Unstructured) { setPaused(schedule, true) }
 
 // KeepPaused takes over the live schedule's pause, which is no difference.
@@ -88,7 +88,7 @@ func setPaused(schedule *unstructured.Unstructured, paused bool) {
 	}
 }
 
-// list returns the elements of a list that are objects. Changes apply to the object.
+// list returns the objects in a list, not copies.
 func list(object map[string]any, path ...string) []map[string]any {
 	value, _, _ := unstructured.NestedFieldNoCopy(object, path...)
 	elements, _ := value.([]any)
@@ -112,7 +112,6 @@ func nested(object map[string]any, path ...string) map[string]any {
 	return fields
 }
 
-// without drops elements of a list, and the list when it is empty.
 func without(object map[string]any, field string, drop func(element map[string]any) bool) {
 	elements, ok := object[field].([]any)
 	if !ok {
@@ -129,7 +128,7 @@ func without(object map[string]any, field string, drop func(element map[string]a
 	object[field] = elements
 }
 
-// pod removes decisions about a pod, and additions by others.
+// pod removes decisions about a pod, and others' additions.
 func (c *change) pod() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
@@ -164,7 +163,7 @@ func (c *change) pod() {
 type injection struct{ containers, volumes sets.Set[string] }
 
 // injected returns the additions of a service mesh, which adds them again, and of an earlier
-// restore, for which the pod must not wait again.
+// restore, for which the pod must not wait.
 func (c *change) injected() injection {
 	found := injection{sets.New[string](), sets.New[string]()}
 	spec := nested(c.object.Object, "spec")
@@ -220,8 +219,8 @@ func (c *change) service() {
 	}
 }
 
-// askedPorts are the ports that the Service's author asked for: in kubectl's stored configuration,
-// or owned by another field manager than the API server's allocation.
+// askedPorts are the ports asked for by the Service's author: in kubectl's stored configuration, or
+// by another field manager than the API server.
 type askedPorts struct {
 	numbers     sets.Set[int64]
 	healthCheck bool
@@ -271,7 +270,6 @@ func (c *change) askedPorts() *askedPorts {
 // labelSnapshot is also an annotation.
 const labelSnapshot = "velero.io/volume-snapshot-name"
 
-// claim removes the binding of a claim, unless it keeps its volume.
 func (c *change) claim() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
@@ -280,7 +278,7 @@ func (c *change) claim() {
 	c.removeAnnotations("pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
 		"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
 		"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-resizer",
-		// By these Velero finds the snapshot of the backup that it took from this claim.
+		// By these Velero finds the snapshot that it took from this claim.
 		labelSnapshot, "velero.io/data-upload-name", "backup.velero.io/must-include-additional-items", "backup.velero.io/skipped-no-csi-pv")
 	c.removeLabels(labelSnapshot, "velero.io/backup-name")
 	hasData := c.rules.facts.HasData(c.object.GetNamespace(), c.object.GetName())
@@ -352,7 +350,7 @@ func (c *change) secret() {
 	c.removeLabels("kubernetes.io/legacy-token-last-used", "kubernetes.io/legacy-token-invalid-since")
 }
 
-// moveZone moves a time zone in a CronJob's schedule into its field, and returns the zone.
+// moveZone moves a time zone from a CronJob's schedule into its field, and returns it.
 func moveZone(job map[string]any) string {
 	spec := nested(job, "spec")
 	prefix, rest, _ := strings.Cut(strings.TrimSpace(text(spec, "schedule")), "=")
@@ -366,8 +364,7 @@ func moveZone(job map[string]any) string {
 
 var jobLabels = []string{"controller-uid", "batch.kubernetes.io/controller-uid"}
 
-// job removes a Job's ties to its pods. A Job that had begun is suspended: otherwise it would run
-// twice.
+// job removes a Job's ties to its pods. A begun Job is suspended: otherwise it would run twice.
 func (c *change) job(began bool) {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {

@@ -16,14 +16,13 @@ import (
 // program.
 var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "k3s", "rke2"}
 
-// manager is a field manager whose fields belong to the cluster.
 type manager struct {
 	name string
-	// decides is true if it would write its values again.
+	// decides says that it would write its values again.
 	decides bool
-	// scales is true for the controller of HorizontalPodAutoscalers.
+	// scales says that it scales for HorizontalPodAutoscalers.
 	scales bool
-	// holds is true if it manages the field itself; below are its managed fields below.
+	// holds says that it manages the field itself; below are its managed fields below.
 	holds bool
 	below *fieldpath.Set
 }
@@ -48,7 +47,7 @@ func managersOf(live *unstructured.Unstructured) []manager {
 	return managers
 }
 
-// descend returns the managers of a field, or of everything that contains it.
+// descend returns the managers of a field, or of anything that contains it.
 func descend(managers []manager, element fieldpath.PathElement) []manager {
 	var found []manager
 	for _, m := range managers {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// mapNamespace moves the object to its namespace, and maps the namespaces at the places of its
-// schema. A warning lists other places that seem to name an old one.
+// mapNamespace moves the object to its namespace, and maps namespaces at the places of its schema.
+// A warning lists others that seem to name an old one.
 func (c *change) mapNamespace(resource schema.GroupResource) {
 	if len(c.rules.namespaces) == 0 {
 		return
@@ -48,7 +48,6 @@ func (c *change) mapNamespace(resource schema.GroupResource) {
 	c.warn("it still names %s, whose objects are restored into another namespace, at %s%s", names, at, more)
 }
 
-// mapApplied maps kubectl's copy of the configuration, too.
 func (c *change) mapApplied(gk schema.GroupKind, resource schema.GroupResource, namespace string) {
 	annotations := nested(c.object.Object, "metadata", "annotations")
 	applied := text(annotations, corev1.LastAppliedConfigAnnotation)

@@ -14,16 +14,13 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// comparison compares the live and the desired object, and the server's answer to the probe, if
-// there is one.
 type comparison struct {
 	immutable func(path string) bool
 	given     func(path string, value any) part
-	// injected is true if another writes the object's certificates.
-	injected bool
-	// definition is true for a CustomResourceDefinition, which keeps additions.
+	// injected says that another writes the object's certificates.
+	injected   bool
 	definition bool
-	// removesOnly leaves differing values as they are.
+	// removesOnly leaves differing values.
 	removesOnly bool
 
 	differs, kept, fixed  []string
@@ -106,7 +103,7 @@ func (c *comparison) differ(path string, managers []manager) bool {
 	return true
 }
 
-// beside decides about a field or an element that only the live object has. It returns the part
+// beside decides about a field or an element that only the live object has, and returns the part
 // that stays. put is the server's value, if known; meta and field describe the list.
 func (c *comparison) beside(path string, is, put any, known bool, meta strategicpatch.LookupPatchMeta, field string, managers []manager) (left any, stays bool) {
 	belongs := c.given(path, is)
@@ -166,7 +163,7 @@ func (c *comparison) mergeWhole(whole bool, at string, live, desired, put map[st
 
 const retainKeys = "retainKeys"
 
-// member returns how lists in a field are merged, or nil, and whether its fields belong together.
+// member returns how lists in a field are merged, and whether its fields belong together.
 func member(meta strategicpatch.LookupPatchMeta, field string) (strategicpatch.LookupPatchMeta, bool) {
 	if meta == nil {
 		return nil, false
@@ -181,8 +178,8 @@ func member(meta strategicpatch.LookupPatchMeta, field string) (strategicpatch.L
 // values is the key of lists of scalars without order.
 const values = "="
 
-// listOf returns how a list is merged: the key of its elements or "", whether an element's fields
-// belong together, and the rules of lists below.
+// listOf returns how a list is merged: its elements' key or "", whether an element's fields belong
+// together, and the rules of lists below.
 func (c *comparison) listOf(path string, meta strategicpatch.LookupPatchMeta, field string) (key string, whole bool, below strategicpatch.LookupPatchMeta) {
 	switch {
 	case path == "metadata.ownerReferences":
@@ -214,8 +211,7 @@ func (c *comparison) mergeList(path string, live, desired, put []any, meta strat
 		}
 		return live
 	}
-	// Elements are compared one by one. The list is written as a whole, with the server's
-	// additions.
+	// Elements are compared one by one. The list is written whole, with the server's additions.
 	for i := range desired {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		wanted, isMap := desired[i].(map[string]any)

@@ -14,7 +14,7 @@ import (
 	utiljson "sigs.k8s.io/json"
 )
 
-// mesh finds the additions of a service mesh in a pod, and undoes its other changes. A mesh in the
+// mesh finds a service mesh's additions to a pod, and undoes its other changes. A mesh in the
 // cluster makes them again.
 func (c *change) mesh(found *injection) {
 	annotations := c.object.GetAnnotations()
@@ -33,11 +33,11 @@ func (c *change) mesh(found *injection) {
 		}
 	}
 	c.sidecars(found)
-	// Written by the agents of meshes without sidecars.
+	// Agents of meshes without sidecars write it.
 	c.removeAnnotations("ambient.istio.io/redirection")
 }
 
-// unmesh removes a mesh's additions from a pod. A live pod restored without them has them again.
+// unmesh removes a mesh's additions from a live pod, which were restored without and added again.
 func unmesh(pod *unstructured.Unstructured) {
 	c, found := &change{rules: &Rules{}, object: pod}, injection{sets.New[string](), sets.New[string]()}
 	c.mesh(&found)
@@ -51,10 +51,9 @@ func unmesh(pod *unstructured.Unstructured) {
 	}
 }
 
-// istioUser is the group that Istio gives a pod's volumes.
 const istioUser = 1337
 
-// istio undoes Istio's injection. The environment of its container has the replaced values.
+// istio undoes Istio's injection: its container's environment has the replaced values.
 func (c *change) istio(status string, found *injection) {
 	var names struct {
 		InitContainers, Containers, Volumes, ImagePullSecrets []string
@@ -100,7 +99,7 @@ func (c *change) istio(status string, found *injection) {
 	}
 }
 
-// istioMetrics restores the application's port for Prometheus, which the sidecar has replaced.
+// istioMetrics restores the application's port for Prometheus, which the sidecar replaced.
 func (c *change) istioMetrics(annotations map[string]string, before string) {
 	if annotations["prometheus.io/path"] != "/stats/prometheus" {
 		return
@@ -131,8 +130,8 @@ func (c *change) setAnnotation(name, value string) {
 
 var handlers = []string{"httpGet", "tcpSocket", "grpc", "exec", "sleep"}
 
-// istioProbes points the kubelet's probes at the pod's containers again, not at the sidecar's
-// agent. A variable has the originals.
+// istioProbes points the kubelet's probes from the sidecar's agent at the pod's containers again. A
+// variable has the originals.
 func (c *change) istioProbes(containers []map[string]any, probers string) {
 	var original map[string]map[string]any
 	_ = utiljson.UnmarshalCaseSensitivePreserveInts([]byte(probers), &original)

@@ -70,7 +70,7 @@ type modifierData struct {
 }
 
 type modifier struct {
-	// seen is true once an object has its resource, met once one meets its conditions, except
+	// seen is set once an object has its resource, met once one meets its conditions, except
 	// matches, which are tested for each object.
 	seen, met  *atomic.Bool
 	namespaces []string
@@ -125,7 +125,7 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 
 const (
 	// maxRules and maxMatches bound the time for an object of 1 MiB, which each matching rule
-	// parses again.
+	// parses.
 	maxRules, maxMatches = 1000, 100
 )
 
@@ -232,7 +232,7 @@ func literal(value string) json.RawMessage {
 	return encoded
 }
 
-// apply changes an object by each matching rule, in order. After an error the object is unusable.
+// apply changes an object by each matching rule, in order. After an error it is unusable.
 func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource) error {
 	for i := range m.rules {
 		rule := &m.rules[i]
@@ -270,7 +270,7 @@ func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, res
 	return nil
 }
 
-// Words returns the words for resources in the rules.
+// Words returns the rules' words for resources.
 func (m *Modifiers) Words() (words []string) {
 	if m == nil {
 		return nil

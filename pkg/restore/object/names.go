@@ -11,10 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// naming maps a name that contains a namespace.
 type naming func(r *Rules, name string) string
 
-// place is a field that names a namespace. It includes all elements of lists on the way.
+// place is a field that names a namespace, in all elements of lists on the way.
 type place struct {
 	path string
 	in   naming
@@ -43,7 +42,7 @@ var (
 	istioRoutes = []place{{"delegate.namespace", aNamespace}, {"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
 )
 
-// places are known fields of kinds of Kubernetes and of common extensions.
+// places are known fields of Kubernetes and common extensions.
 var places = map[schema.GroupKind][]place{
 	{Group: rbacGroup, Kind: "RoleBinding"}:                              subjects,
 	{Group: rbacGroup, Kind: "ClusterRoleBinding"}:                       subjects,
@@ -139,7 +138,6 @@ func below(path string, of []place) (moved []place) {
 	return moved
 }
 
-// matches returns the places in Kyverno's match blocks.
 func matches(path string) (found []place) {
 	for _, among := range []string{path, path + ".any", path + ".all"} {
 		found = append(found, place{among + ".resources.namespaces", aNamespace}, place{among + ".subjects.namespace", aNamespace}, place{among + ".subjects.name", anAccount})
@@ -149,7 +147,6 @@ func matches(path string) (found []place) {
 
 func aNamespace(r *Rules, name string) string { return r.Namespace(name) }
 
-// anAccount maps the user or group name of ServiceAccounts.
 func anAccount(r *Rules, name string) string {
 	if namespace, ok := strings.CutPrefix(name, "system:serviceaccounts:"); ok {
 		return "system:serviceaccounts:" + r.Namespace(namespace)
@@ -161,7 +158,6 @@ func anAccount(r *Rules, name string) string {
 	return name
 }
 
-// aService maps a DNS name of a namespace's Service.
 func aService(r *Rules, name string) string {
 	labels := strings.Split(name, ".")
 	if at := slices.IndexFunc(labels, func(label string) bool { return label == "svc" || strings.HasPrefix(label, "svc:") }); at > 0 {
@@ -278,8 +274,8 @@ func (r *Rules) mapRules(rules []map[string]any) {
 	}
 }
 
-// mapShortNames maps SERVICE.NAMESPACE in a certificate. It may be an ordinary domain; it is a
-// Service if its longer name is listed too.
+// mapShortNames maps SERVICE.NAMESPACE in a certificate, if its longer name is listed too: else it
+// may be an ordinary domain.
 func (r *Rules) mapShortNames(certificate map[string]any) {
 	names, _ := nested(certificate, "spec")["dnsNames"].([]any)
 	for i, name := range names {
@@ -291,8 +287,8 @@ func (r *Rules) mapShortNames(certificate map[string]any) {
 	}
 }
 
-// isNameLabel reports whether a label's value is a namespace's name, in Kubernetes or in policies
-// of Cilium.
+// isNameLabel reports whether a label's value is a namespace's name, in Kubernetes or Cilium's
+// policies.
 func isNameLabel(key string) bool {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "k8s:"), "any:")
 	return key == corev1.LabelMetadataName || key == "io.kubernetes.pod.namespace" || key == "io.cilium.k8s.namespace.labels."+corev1.LabelMetadataName

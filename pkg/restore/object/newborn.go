@@ -14,9 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// IsNewborn reports whether an object is as a controller made it: each field manager was one in the
-// backup, too, and none is a user. managed are the backup's managers. An account may have no
-// fields.
+// IsNewborn reports whether an object is as a controller made it: each field manager is in managed,
+// the backup's, and none is a user. An account may have no fields.
 func IsNewborn(live *unstructured.Unstructured, managed []metav1.ManagedFieldsEntry) bool {
 	if len(live.GetManagedFields()) == 0 {
 		return live.GetKind() == "ServiceAccount"

@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// Objects that the cluster makes are left to it. Users copy such objects, with labels and names. So
-// it needs a proof beyond the name: an owner, a field manager, or that this cluster has it.
+// Objects that the cluster makes are left to it. Users copy such objects, with labels and names, so
+// it needs a proof: an owner, a field manager, or that this cluster has it.
 
 const (
 	ByServer        = "the API server makes it"
@@ -42,7 +42,7 @@ func isComponent(manager string) bool {
 }
 
 // managersIn reports whether a component of Kubernetes, and whether another, manages an object, or
-// one of its fields. Without managers both are false.
+// one of its fields.
 func managersIn(o *unstructured.Unstructured, field string) (component, other bool) {
 	for _, entry := range o.GetManagedFields() {
 		if field != "" {
@@ -66,7 +66,7 @@ func holdsField(set *fieldpath.Set, field string) bool {
 	return below || set.Members.Has(element)
 }
 
-// isOfController reports whether Kubernetes has made the Endpoints or EndpointSlice.
+// isOfController reports whether Kubernetes made the Endpoints or EndpointSlice.
 func isOfController(o *unstructured.Unstructured) bool {
 	if o.GetKind() == "EndpointSlice" {
 		by := o.GetLabels()["endpointslice.kubernetes.io/managed-by"]
@@ -80,14 +80,13 @@ func isOfController(o *unstructured.Unstructured) bool {
 	return component && !other
 }
 
-// IsBootstrapped reports whether the API server maintains a role or a binding, and nothing else has
-// changed it.
+// IsBootstrapped reports whether the API server maintains a role or a binding, unchanged by others.
 func IsBootstrapped(o *unstructured.Unstructured) bool {
 	_, other := managersIn(o, "")
 	return o.GetLabels()[bootstrapping] == "rbac-defaults" && o.GetAnnotations()[autoupdate] != "false" && !other
 }
 
-// IsMadeForAccount reports whether OpenShift has made a Secret for an account.
+// IsMadeForAccount reports whether OpenShift made a Secret for an account.
 func IsMadeForAccount(secret *unstructured.Unstructured) bool {
 	annotations := secret.GetAnnotations()
 	return annotations["kubernetes.io/created-by"] == "openshift.io/create-dockercfg-secrets" ||
@@ -99,7 +98,7 @@ func (c *change) isRemade(account, secret string) bool {
 		c.rules.facts.Remade != nil && c.rules.facts.Remade(c.object.GetNamespace(), secret)
 }
 
-// TemplateOf returns the digest of the pod template of a Deployment or its ReplicaSet.
+// TemplateOf returns the digest of a Deployment's or its ReplicaSet's pod template.
 func TemplateOf(o *unstructured.Unstructured) string {
 	template := nested(o.Object, "spec", "template")
 	if template == nil {
@@ -125,9 +124,9 @@ func TemplateToMake(deployment *unstructured.Unstructured) string {
 }
 
 // makesReplicaSet reports whether its Deployment's controller makes the ReplicaSet again: the one
-// of the Deployment's own template. Its name is a hash that differs between versions of Kubernetes,
-// so a restored one would be a second one. The others are kept for rollbacks. If the template is
-// unknown, one with replicas counts as the Deployment's own.
+// of the Deployment's template. Its name is a hash that differs between versions of Kubernetes, so
+// a restored one would be a second. Others are kept for rollbacks. If the template is unknown, one
+// with replicas counts.
 func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
 	owner, current := metav1.GetControllerOf(replicaSet), ""
 	if owner != nil && r.facts.Template != nil {
@@ -143,7 +142,7 @@ func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
 // tokenPath is where admission mounts an account's token.
 const tokenPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// isToken reports whether admission has added the token volume to a pod, and will again.
+// isToken reports whether admission added the token volume to a pod, and will again.
 func isToken(spec, volume map[string]any) bool {
 	if automount, found, _ := unstructured.NestedBool(spec, "automountServiceAccountToken"); found && !automount {
 		return false

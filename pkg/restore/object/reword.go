@@ -13,8 +13,8 @@ import (
 // no pod has.
 const deprecatedEmpty = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
-// Reword keeps an object's meaning in a later version of its group. There, missing or empty fields
-// may mean something else, or fields have other names. It reports whether anything changed.
+// Reword keeps an object's meaning in a later version of its group, where missing fields may mean
+// something else, or fields have other names. It reports whether anything changed.
 func Reword(o *unstructured.Unstructured) (changed bool) {
 	before := o.DeepCopy()
 	reword(o)

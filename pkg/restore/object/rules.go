@@ -24,14 +24,14 @@ const (
 	prefix = "holdfast.io/"
 	// AnnotationRestoreUID is the uid of the restore that created an object.
 	AnnotationRestoreUID = prefix + "restore-uid"
-	// AnnotationOriginalUID is, on a pod, its uid in the backup, which identifies its volumes
-	// without a claim.
+	// AnnotationOriginalUID is a pod's uid in the backup, which identifies its volumes without a
+	// claim.
 	AnnotationOriginalUID = prefix + "original-uid"
 
 	annotationRestoreStatus = "velero.io/restore-status"
 )
 
-// Rules are the rules of one restore. They are immutable and safe for concurrent use.
+// Rules are one restore's rules, immutable and safe for concurrent use.
 type Rules struct {
 	namespaces     map[string]string
 	storageClasses map[string]string
@@ -45,28 +45,28 @@ type Rules struct {
 	mentioned *regexp.Regexp
 }
 
-// Facts are the inputs of decisions besides the object and the spec.
+// Facts are the inputs besides the object and the spec.
 type Facts struct {
 	// Called are the names of resources. Nil knows the plurals.
 	Called selection.Called
-	// StatusIsField reports whether a kind has no status subresource. Nil means none.
+	// StatusIsField reports whether a kind has no status subresource; nil means none.
 	StatusIsField func(kind schema.GroupVersionKind) bool
 	// RestoreUID marks created objects. Optional.
 	RestoreUID types.UID
-	// HasData reports whether a claim's data is restored, into a new volume. Nil means none.
+	// HasData reports whether a claim's data is restored, into a new volume; nil means none.
 	HasData func(namespace, name string) bool
-	// KeepsVolume reports whether a claim keeps its PersistentVolume, which is free for it. Nil
+	// KeepsVolume reports whether a claim keeps its PersistentVolume, which is free for it; nil
 	// means none.
 	KeepsVolume func(namespace, name string) bool
-	// OpenShift is true if the cluster makes Secrets and certificates as OpenShift.
+	// OpenShift says that the cluster makes Secrets and certificates as OpenShift.
 	OpenShift bool
-	// Remade reports whether the cluster makes an account's Secret anew. Nil means none.
+	// Remade reports whether the cluster makes an account's Secret anew; nil means none.
 	Remade func(namespace, secret string) bool
-	// Template is what TemplateToMake returns of a Deployment of the backup, by its uid, or empty if
-	// it is not known. Nil means none is.
+	// Template is TemplateToMake of a Deployment of the backup, by its uid, or empty if unknown.
+	// Nil knows none.
 	Template func(deployment types.UID) string
-	// Restored reports whether an object of the backup is restored, or exists: objects that it
-	// makes are left to it. Nil means none.
+	// Restored reports whether an object of the backup is restored or exists, and so makes its
+	// objects; nil means none.
 	Restored func(uid types.UID) bool
 }
 
@@ -116,7 +116,7 @@ func NewRules(spec *v1alpha1.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	return r, nil
 }
 
-// Namespace is where objects of a namespace of the backup are restored.
+// Namespace returns where a namespace's objects are restored.
 func (r *Rules) Namespace(namespace string) string {
 	if mapped, ok := r.namespaces[namespace]; ok && namespace != "" {
 		return mapped
@@ -124,12 +124,12 @@ func (r *Rules) Namespace(namespace string) string {
 	return namespace
 }
 
-// Owners returns the present uid of an owner in the backup; false if there is none. An empty uid
-// means that the reference is added later.
+// Owners returns the present uid of an owner in the backup; false without one. With an empty uid
+// the reference is added later.
 type Owners func(owner metav1.OwnerReference) (types.UID, bool)
 
-// Desired returns the object to create; it changes o. Warnings name the differences. After an error
-// the object must not be restored. If ctx ends between two patches of a modifier, that is the error.
+// Desired returns the object to create; it changes o. Warnings name the differences. After an
+// error, such as the end of ctx between two patches, the object must not be restored.
 func (r *Rules) Desired(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
 	c := &change{rules: r, object: o, original: o.GetUID(), managed: o.GetManagedFields()}
 	began := jobBegan(o)
@@ -163,8 +163,7 @@ func identityOf(o *unstructured.Unstructured) identity {
 	return identity{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}
 }
 
-// Status returns the status to restore in a request after the creation, or nil. The object is as
-// read.
+// Status returns the status to restore after the creation, or nil. The object is as read.
 func (r *Rules) Status(o *unstructured.Unstructured, resource schema.GroupResource) map[string]any {
 	wanted := r.status != nil && r.status.Included(resource, o.GetNamespace() != "")
 	switch o.GetAnnotations()[annotationRestoreStatus] {
@@ -194,8 +193,8 @@ func (c *change) warn(text string, arguments ...any) {
 
 var keptMetadata = []string{"name", "namespace", "labels", "annotations", "ownerReferences"}
 
-// revision is a ReplicaSet's number in its Deployment's history. The controller continues from the
-// highest that it finds.
+// revision is a ReplicaSet's number in its Deployment's history, which the controller continues
+// from the highest.
 const revision = "deployment.kubernetes.io/revision"
 
 // volatile annotations are written by controllers for themselves.
@@ -213,8 +212,8 @@ var volatile = []string{
 	annotationRestoreStatus,
 }
 
-// removalGuard keeps Holdfast's policy against removal in force when it is deleted. A person removes
-// it: see artifacts/rbac/removal-policy.yaml.
+// removalGuard keeps Holdfast's policy against removal in force when it is deleted. A person
+// removes it: see artifacts/rbac/removal-policy.yaml.
 const removalGuard = "holdfast.io/removal"
 
 func (c *change) reset() {
@@ -257,7 +256,6 @@ func (c *change) removeNames(field string, names []string) {
 	removeNames(c.object.Object, field, names)
 }
 
-// removeNames removes entries of metadata, and the map when it is empty.
 func removeNames(object map[string]any, field string, names []string) {
 	metadata, _ := object["metadata"].(map[string]any)
 	entries, ok := metadata[field].(map[string]any)
@@ -301,7 +299,7 @@ var podKind = schema.GroupKind{Kind: "Pod"}
 
 const maxAnnotations = 256 << 10
 
-// ofBinding is the room for Kubernetes' annotations when a claim is bound.
+// ofBinding is the room for Kubernetes' annotations at a claim's binding.
 const ofBinding = 1 << 10
 
 // Room returns the bytes left for further annotations.

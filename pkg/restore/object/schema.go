@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// known are the built-in kinds, whose list keys are known.
 var known = sync.OnceValue(func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{

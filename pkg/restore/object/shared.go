@@ -33,15 +33,15 @@ func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupReso
 	return !equality.Semantic.DeepEqual(mapped.Object, live.Object)
 }
 
-// besides are the fields of lists in which mapped elements are added to the others: each gives
-// something to the namespace it names, and takes nothing.
+// besides are lists in which mapped elements are added to the others: each gives something to its
+// namespace, and takes nothing.
 var besides = []string{"subjects", "users", "groups", "userNames", "groupNames", "values", "from", "to", "matchNames", "namespaces", "dnsNames"}
 
-// ruled are groups whose rules each allow something. In others the first match counts.
+// ruled are groups whose rules each allow something; in others the first match counts.
 var ruled = []string{rbacGroup, "flowcontrol.apiserver.k8s.io", "security.istio.io"}
 
-// Both merges an unmapped and a mapped object into one that serves both namespaces. single lists
-// the fields that can serve only the backup's.
+// Both merges an unmapped and a mapped object into one for both namespaces. single lists the fields
+// that serve only the backup's.
 func Both(unmapped, mapped *unstructured.Unstructured) (both *unstructured.Unstructured, single []string) {
 	both = unmapped.DeepCopy()
 	lists := besides

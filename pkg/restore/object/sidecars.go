@@ -11,14 +11,14 @@ import (
 	utiljson "sigs.k8s.io/json"
 )
 
-// sidecars are the additions of an injector to a pod. It marks the pod, and skips a pod with the
-// mark or its container.
+// sidecars are an injector's additions to a pod. It marks the pod, and skips a pod with the mark or
+// its container.
 type sidecars struct {
 	annotation, label, value string
 	// containers and volumes are names, or prefixes that end in a dash.
 	containers, volumes []string
 	annotations, labels []string
-	// takeBack undoes other changes in the pod's own containers.
+	// takeBack undoes changes in the pod's own containers.
 	takeBack func(c *change, containers []map[string]any)
 }
 
@@ -88,11 +88,10 @@ func isNamed(names []string, name string) bool {
 	})
 }
 
-// consulOriginal is Consul's annotation with the original pod.
 const consulOriginal = "consul.hashicorp.com/original-pod"
 
-// consul restores the probes and variables of containers, and Prometheus' annotations, from
-// Consul's copy.
+// consul restores containers' probes and variables, and Prometheus' annotations, from Consul's
+// copy.
 func (c *change) consul(containers []map[string]any) {
 	kept := c.object.GetAnnotations()[consulOriginal]
 	var original map[string]any
@@ -124,8 +123,8 @@ func (c *change) consul(containers []map[string]any) {
 	}
 }
 
-// kuma points the kubelet's probes at the pod's containers again, whose ports are in the sidecar's
-// paths.
+// kuma points the kubelet's probes at the pod's containers again; the sidecar's paths have their
+// ports.
 func (c *change) kuma(containers []map[string]any) {
 	annotations := c.object.GetAnnotations()
 	ports := map[int64]bool{}
@@ -147,7 +146,6 @@ func (c *change) kuma(containers []map[string]any) {
 	}
 }
 
-// kumaProbe restores a probe from its path.
 func kumaProbe(probe, get map[string]any) {
 	parts := strings.SplitN(strings.TrimPrefix(text(get, "path"), "/"), "/", 2)
 	headers := map[string]string{}

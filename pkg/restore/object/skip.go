@@ -101,9 +101,9 @@ func SkipItem(item *manifest.Item) string {
 	return ofSnapshot(resource, item.Labels)
 }
 
-// ofSnapshot says that an object is about the snapshot that a backup has of a claim, or returns "". Velero
-// stores these objects with the backup's name. With its old source, a VolumeSnapshot would be cut anew, and
-// a VolumeSnapshotContent would never be bound. Holdfast's own are for Velero.
+// ofSnapshot says that an object is about a backup's snapshot of a claim, or returns "". Velero
+// stores these objects with the backup's name. From its old source, a VolumeSnapshot would be cut
+// anew, and a VolumeSnapshotContent never bound. Holdfast's own are for Velero.
 func ofSnapshot(resource schema.GroupResource, labels map[string]string) string {
 	switch resource.String() {
 	case "volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io":
@@ -114,10 +114,10 @@ func ofSnapshot(resource schema.GroupResource, labels map[string]string) string 
 	return ""
 }
 
-// podClaim is on a claim for devices that Kubernetes has made for one pod, of a template.
+// podClaim is on a claim for devices that Kubernetes made for one pod, from a template.
 const podClaim = "resource.kubernetes.io/pod-claim-name"
 
-// PodMakers are the kinds of the controllers that make pods.
+// PodMakers are the kinds whose controllers make pods.
 var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
 
 // Skip says why an object is not restored, or returns "". The object is as read.
@@ -177,7 +177,6 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 	return ""
 }
 
-// madeBy says that a restored controller of these kinds makes the object.
 func (r *Rules) madeBy(o *unstructured.Unstructured, kinds ...string) string {
 	for _, owner := range o.GetOwnerReferences() {
 		if owner.Controller == nil || !*owner.Controller || !r.facts.Restored(types.UID(owner.UID)) {

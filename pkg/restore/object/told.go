@@ -13,13 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// warnOfProfiles warns of seccomp profiles that only annotations of pods name. Kubernetes before 1.27
-// obeys them, and later ones do not. The field stays as it was: only people know whether the pod did
-// without the profile already. AppArmor's annotations still fill in the field.
+// warnOfProfiles warns of seccomp profiles that only annotations of pods name, which Kubernetes
+// obeys before 1.27 only. The field stays: only people know whether the pod did without the
+// profile. AppArmor's annotations still fill in the field.
 func (c *change) warnOfProfiles(resource schema.GroupResource) {
 	path, ok := podSpecs[resource.String()]
 	if !ok || resource.Resource == "replicasets" || resource.Resource == "controllerrevisions" {
-		return // those are as the objects that own them
+		return // as the objects that own them
 	}
 	spec := nested(c.object.Object, path...)
 	annotations, _, _ := unstructured.NestedStringMap(c.object.Object, slices.Concat(path[:len(path)-1], []string{"metadata", "annotations"})...)
@@ -43,8 +43,8 @@ func (c *change) warnOfProfiles(resource schema.GroupResource) {
 	}
 }
 
-// warnOfRollout warns of a StatefulSet or a DaemonSet whose pods were not all of its template. A new one
-// has no pods of an earlier template.
+// warnOfRollout warns of a StatefulSet or a DaemonSet with pods of an earlier template, which a new
+// one does not have.
 func (c *change) warnOfRollout(before map[string]any, resource schema.GroupResource) {
 	status := nested(before, "status")
 	switch resource.String() {

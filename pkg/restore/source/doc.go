@@ -6,8 +6,7 @@
 //
 //  1. An object is the one its item names: path, kind, namespace, name, size and digest agree. Each
 //     identity occurs once.
-//  2. The items come from the manifest that the metadata names, or from the tarball that it names,
-//     which is then read twice.
+//  2. The items come from the manifest or else the tarball that the metadata names.
 //  3. Memory is bounded: the items and one object. Tarballs beyond archive.MaxBytes, compressed too
 //     well, or cut short are refused.
 //

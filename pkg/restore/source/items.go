@@ -24,7 +24,7 @@ import (
 const (
 	MaxItems      = archive.MaxItems
 	maxItemsBytes = 1 << 30
-	// itemBytes is an item's size without texts. plainBytes bounds it without labels, owners and
+	// itemBytes is an item's size without texts; plainBytes bounds it without labels, owners and
 	// references.
 	itemBytes  = 256
 	plainBytes = 700
@@ -97,20 +97,20 @@ func validPlace(item *manifest.Item) bool {
 type collector struct {
 	items []*manifest.Item
 	bytes int64
-	// words are shared texts, and labels shared sets of labels.
+	// words and labels are shared.
 	words  map[string]string
 	labels map[string]map[string]string
 	names  []string
 	key    []byte
 	// expected is the number of items to come. Labels, owners and references are kept while the
-	// other items fit into most bytes, so that no backup is refused for its labels. shortened
-	// counts items without them.
+	// other items fit into most bytes: no backup is refused for its labels. shortened counts items
+	// without them.
 	expected, most int64
 	shortened      int
 }
 
-// newCollector expects the backup's own count of objects. With more, the backup is refused when
-// they don't fit.
+// newCollector expects the backup's own count of objects. A backup with more that don't fit is
+// refused.
 func (b *Backup) newCollector() collector {
 	expected := int64(MaxItems)
 	if p := b.Metadata.Status.Progress; p != nil && p.ItemsBackedUp > 0 {
@@ -208,7 +208,6 @@ func (c *collector) shared(labels map[string]string) map[string]string {
 	return copied
 }
 
-// sort sorts the items, and refuses duplicates.
 func (c *collector) sort() error {
 	if !slices.IsSortedFunc(c.items, manifest.Compare) {
 		slices.SortFunc(c.items, manifest.Compare)

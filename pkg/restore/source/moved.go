@@ -21,9 +21,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// newSnapshot returns a volume that Velero stored by a snapshot. If Velero's data mover has uploaded
-// the snapshot's files, they are in the repository of the claim's namespace. Else the snapshot is in the
-// storage of the volume.
+// newSnapshot returns a volume that Velero stored by a snapshot. If Velero's data mover uploaded
+// its files, they are in the repository of the claim's namespace, else in the storage of the
+// volume.
 func newSnapshot(claim types.NamespacedName, info *format.VolumeInfo) Volume {
 	v := Volume{
 		Volume: format.Volume{
@@ -55,8 +55,8 @@ func newSnapshot(claim types.NamespacedName, info *format.VolumeInfo) Volume {
 	return v
 }
 
-// readMoved reads the objects that tell about volumes which Velero has moved: claims have the mode
-// of the volume, and records of uploads the snapshots that Velero's lists until 1.13 do not name.
+// readMoved reads the objects about volumes that Velero has moved: claims have the mode of the
+// volume, and records of uploads the snapshots that Velero's lists until 1.13 do not name.
 func (b *Backup) readMoved(ctx context.Context) error {
 	moved := map[types.NamespacedName]int{}
 	for i := range b.Volumes {
@@ -117,8 +117,7 @@ func (b *Backup) readMoved(ctx context.Context) error {
 	})
 }
 
-// readSome calls use for the objects of chosen items. An object that can't be read is left out with
-// a warning.
+// readSome calls use for the objects of chosen items. An unreadable one is left out with a warning.
 func (b *Backup) readSome(ctx context.Context, want func(*manifest.Item) bool, use func(*unstructured.Unstructured) error) error {
 	items := slices.DeleteFunc(slices.Clone(b.Items), func(item *manifest.Item) bool { return !want(item) })
 	if len(items) == 0 {

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// MaxObjectBytes bounds an object: no API server takes a larger one.
+	// MaxObjectBytes bounds an object: no API server takes more.
 	MaxObjectBytes = 16 << 20
 	// gapBytes are read over in place of another request.
 	gapBytes = 4 << 20
@@ -31,16 +31,15 @@ const (
 	maxParts = 16
 )
 
-// Object is one object of a backup, as it was read.
+// Object is a backup's object, as it was read.
 type Object struct {
 	Item *manifest.Item
 	// Content belongs to the caller.
 	Content *unstructured.Unstructured
 }
 
-// ObjectsOf yields the objects of items in the order of the tarball, and reads as little of it as
-// possible. An error with an item is about that object, and the next follows; an error without item
-// ends it.
+// ObjectsOf yields the objects of items in the order of the tarball, reading little else. An error
+// with an item is about that object, and the next follows; one without item ends it.
 func (b *Backup) ObjectsOf(ctx context.Context, items []*manifest.Item) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		wanted := slices.SortedFunc(slices.Values(items), comparePlaces)
@@ -67,7 +66,6 @@ func comparePlaces(a, b *manifest.Item) int {
 	return cmp.Or(cmp.Compare(a.Place.Member, b.Place.Member), cmp.Compare(a.Place.Offset, b.Place.Offset))
 }
 
-// parts groups items that one request reads.
 func parts(wanted []*manifest.Item) [][]*manifest.Item {
 	var parts [][]*manifest.Item
 	for i, item := range wanted {
@@ -82,7 +80,7 @@ func parts(wanted []*manifest.Item) [][]*manifest.Item {
 	return parts
 }
 
-// readPart reads one group. It returns false when the caller stops.
+// readPart reads one group, and returns false when the caller stops.
 func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func(Object, error) bool) bool {
 	first := part[0].Place
 	content, err := b.tarball.GetRange(ctx, first.Member, b.end(part[len(part)-1].Place)-first.Member)
@@ -113,8 +111,8 @@ func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func
 	return true
 }
 
-// end returns where the gzip member with an object's first copy may end: a member ends in a second
-// copy, and the next one begins with another object.
+// end returns where the gzip member with an object's first copy may end: it ends in a second copy,
+// and the next begins with another object.
 func (b *Backup) end(place manifest.Place) int64 {
 	i, _ := slices.BinarySearch(b.members, place.Member+1)
 	if i < len(b.members) && b.members[i] < b.size {
@@ -154,7 +152,7 @@ func (b *Backup) find(entries *archive.Reader, item *manifest.Item, buffer *byte
 	}
 }
 
-// decode reads an object, which must be its item's.
+// decode reads an object, and refuses another than its item's.
 func (b *Backup) decode(item *manifest.Item, raw []byte) (*unstructured.Unstructured, error) {
 	digest := b.tarball.Digest
 	if b.others != nil { // the tarball was read in place of the manifest

@@ -41,14 +41,14 @@ func (b *Backup) scan(ctx context.Context, add, addOther func(*manifest.Item) er
 	})
 }
 
-// Scan computes the items of a tarball in one pass, with one object in memory; content is valid
-// until each returns. Of several versions, the one that every restore reads counts. An error of
-// each ends it.
+// Scan computes a tarball's items in one pass, with one object in memory; content is valid until
+// each returns. Of several versions, the one that every restore reads counts. An error of each ends
+// it.
 func Scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error) error {
 	return scan(tarball, each, nil)
 }
 
-// scan is Scan, and passes copies in other versions to other, if set.
+// scan also passes copies in other versions to other, if set.
 func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error, other func(item *manifest.Item) error) error {
 	entries, err := archive.NewReader(tarball)
 	if err != nil {
@@ -91,7 +91,7 @@ func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) erro
 	}
 }
 
-// describe returns an object's item; its content must match its path.
+// describe returns an object's item; content and path must match.
 func describe(entry archive.Entry, raw []byte) (*manifest.Item, error) {
 	var h head
 	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, &h); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is asked of a store.
+// Store reads a store.
 type Store interface {
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
@@ -29,9 +29,9 @@ type Store interface {
 }
 
 var (
-	// ErrRefused says that no writer of backups makes this.
+	// ErrRefused means that no writer of backups makes this.
 	ErrRefused = errors.New("the backup is damaged, or was made to do harm")
-	// ErrNoBackup says that there is no such backup, or it can't be restored.
+	// ErrNoBackup means that there is no such backup, or it can't be restored.
 	ErrNoBackup = errors.New("there is no such backup to restore")
 )
 
@@ -39,10 +39,10 @@ func refused(text string, arguments ...any) error {
 	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(text, arguments...))
 }
 
-// Backup is one that was opened.
+// Backup is an opened backup.
 type Backup struct {
 	Metadata *v1alpha1.Backup
-	// Items are its objects in the order of manifest.Compare, without annotations. Without a
+	// Items are its objects in the order of manifest.Compare, without annotations; without a
 	// manifest they have no reason.
 	Items []*manifest.Item
 	// Volumes are the volumes whose data it has, or should have.
@@ -59,7 +59,7 @@ type Backup struct {
 	contents format.Contents
 	size     int64
 	members  []int64
-	// uploads says that records of uploads among the objects tell of volumes.
+	// uploads says that records of uploads tell of volumes.
 	uploads bool
 	// others are copies in other versions; instead has the original version of an item read from
 	// one.
@@ -67,9 +67,9 @@ type Backup struct {
 	instead map[*manifest.Item]string
 }
 
-// Open reads a backup. With a uid it must be that backup. It tries the copy if Velero has replaced
-// the metadata. The keys are for encrypted ones; without any, Open fails with encryption.ErrNoKey
-// for those.
+// Open reads a backup; with a uid it must be that backup. It tries the copy if Velero has replaced
+// the metadata. The keys are for encrypted backups; without any, Open fails with
+// encryption.ErrNoKey for those.
 func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID, keys encryption.Source) (*Backup, error) {
 	if err := format.ValidateStoreName(place.StoreName); err != nil {
 		return nil, err
@@ -106,8 +106,7 @@ func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID, 
 	return b, nil
 }
 
-// OpenVolumes is Open of what is said about volumes alone: it reads neither the tarball nor the
-// manifest.
+// OpenVolumes is Open for volumes alone: it reads neither the tarball nor the manifest.
 func OpenVolumes(ctx context.Context, bucket Store, place format.Place, uid types.UID) (*Backup, error) {
 	if err := format.ValidateStoreName(place.StoreName); err != nil {
 		return nil, err
@@ -168,11 +167,10 @@ func read(ctx context.Context, bucket Store, key string, limit int64) ([]byte, e
 	return io.ReadAll(io.LimitReader(content, limit+1))
 }
 
-// errSum says that an object's digest is not the metadata's.
 var errSum = errors.New("its digest is not the one in the metadata")
 
-// summed reads an object, and then compares its digest with the metadata's, if known. read must
-// keep nothing if it fails.
+// summed reads an object, and then compares its digest with the metadata's, if known. If it fails,
+// read must keep nothing.
 func (b *Backup) summed(ctx context.Context, key string, read func(io.Reader) error) error {
 	content, err := b.store.Get(ctx, key)
 	if err != nil {

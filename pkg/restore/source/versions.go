@@ -5,8 +5,8 @@ package source
 
 import "github.com/holdfast-io/holdfast/pkg/manifest"
 
-// Velero can store objects in all versions of their cluster (EnableAPIGroupVersions). Holdfast
-// stores the preferred one.
+// Velero can store objects in all versions of their cluster (EnableAPIGroupVersions), Holdfast only
+// in the preferred one.
 
 type spot struct{ group, resource, namespace, name string }
 
@@ -14,7 +14,7 @@ func spotOf(item *manifest.Item) spot {
 	return spot{item.APIGroup, item.Resource, item.Namespace, item.Name}
 }
 
-// TakeVersions chooses the version in which each object is restored by best; "" keeps the item's.
+// TakeVersions chooses by best the version in which each object is restored; "" keeps the item's.
 func (b *Backup) TakeVersions(best func(item *manifest.Item, versions []string) string) {
 	b.instead = map[*manifest.Item]string{}
 	if len(b.others) == 0 {

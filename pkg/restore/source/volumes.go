@@ -23,14 +23,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// labelClaimUID is the label with a claim's uid, Velero's and ours.
+// labelClaimUID is Velero's and our label with a claim's uid.
 const labelClaimUID = "velero.io/pvc-uid"
 
 const methodPodVolume = "PodVolumeBackup"
 
-// Volume is a volume of the backup. Its snapshot Status.SnapshotID is in its pod's namespace's
-// repository, in the backup's location. A volume that Velero has moved names no pod, but its
-// namespace.
+// Volume is a volume of the backup. Its snapshot Status.SnapshotID is in the backup's location, in
+// the repository of its pod's namespace. A volume moved by Velero has only that namespace.
 type Volume struct {
 	format.Volume
 	// Problem says why its data can't be restored, or is empty.
@@ -40,7 +39,7 @@ type Volume struct {
 // RepositoryNamespace is the namespace whose repository has the snapshot.
 func (v *Volume) RepositoryNamespace() string { return v.Pod.Namespace }
 
-// Claim returns the claim of the data, without name for a volume that has none.
+// Claim returns the claim of the data, without name if there is none.
 func (v *Volume) Claim() types.NamespacedName {
 	if v.ClaimName == "" {
 		return types.NamespacedName{}
@@ -94,7 +93,6 @@ func (b *Backup) Delete(volumes []format.DeletedVolume) {
 	}
 }
 
-// identified iterates over the volumes with their identities.
 func (b *Backup) identified() iter.Seq2[format.VolumeID, *Volume] {
 	return func(yield func(format.VolumeID, *Volume) bool) {
 		repeats := map[format.VolumeID]int32{}
@@ -161,8 +159,8 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	return v, nil
 }
 
-// join adds facts about persistent volumes, the volumes that Velero stored by snapshots, and the
-// claims without data.
+// join adds facts about persistent volumes, the volumes stored by Velero's snapshots, and claims
+// without data.
 func (b *Backup) join(ctx context.Context, storeName string) {
 	var infos []format.VolumeInfo
 	key := format.VolumeInfoKey(storeName)

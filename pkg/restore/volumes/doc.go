@@ -9,9 +9,6 @@
 //   - Kills and pauses are harmless: records and holders are named by the restore and the claim's
 //     uid, so the next process continues.
 //   - A holder has the restore's rights: quotas, limits and Pod Security hold. It has no token.
-//   - Claims that a pod uses together are bound where it can use them together.
-//   - A claim whose node or holder was lost is held again, once, after its agent has stopped.
-//   - A waiting pod is told when its restore has ended without its volumes.
+//   - A claim with a lost node or holder is held again, once, after its agent has stopped.
 //   - Every wait is bounded, and an abandoned volume is not written later.
-//   - Holders are deleted by End, records when the end is recorded, both by sweeps.
 package volumes

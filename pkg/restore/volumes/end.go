@@ -20,7 +20,7 @@ const tellTimeout = 30 * time.Second
 
 // End stops the restore's writes and deletes its holders. It returns nil when nothing is written
 // any more, or an error when ctx ends. Any process may call it again. Records stay until Forget, so
-// that a process that continues the restore does not write everything again.
+// that a continuing process does not write all again.
 func (r *Restorer) End(ctx context.Context) error {
 	selector := ofRun(r.run)
 	for {
@@ -48,8 +48,7 @@ func (r *Restorer) End(ctx context.Context) error {
 	return nil
 }
 
-// Forget deletes the records of a restore whose end is recorded, and tells the pods that still
-// wait.
+// Forget deletes the records of a restore whose end is recorded, and tells waiting pods.
 func (v *Volumes) Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
 		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
@@ -58,7 +57,7 @@ func (v *Volumes) Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) er
 	if err != nil {
 		return err
 	}
-	// It delays the report of the restore's end: sweeps do the rest.
+	// It delays the report of the end: sweeps do the rest.
 	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 	defer cancel()
 	var errs []error
@@ -89,9 +88,9 @@ func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (st
 	return stopped, nil
 }
 
-// stop asks the agent to stop a volume, and reports whether it has: the agent says so, or has been
-// absent long enough. It is asked in any case, so that it does not begin again. Without the record,
-// a volume that has not begun never begins.
+// stop asks the agent to stop a volume, and reports whether it has: it says so, or has been absent
+// long enough. It is always asked, so that it does not begin again. Without its record, a volume
+// never begins.
 func (r *Restorer) stop(ctx context.Context, record *enginev1alpha1.VolumeRestore) (bool, error) {
 	node := record.Spec.Node
 	var err error

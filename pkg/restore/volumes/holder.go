@@ -32,13 +32,13 @@ const (
 	holderPrefix = "holdfast-restore-"
 	// startTimeout bounds a pod's start, with provisioning and new nodes.
 	startTimeout = 10 * time.Minute
-	// firstLook is the delay of the first look at a waiting pod; recheck of the others.
+	// firstLook is the delay of the first look at a waiting pod, recheck of others.
 	firstLook    = 2 * time.Second
 	retryRefused = 5 * time.Second
 )
 
-// holder returns the pod that holds a claim. Its only container ends when the agent says that the
-// data is complete, so a forgotten holder frees its volume.
+// holder returns the pod that holds a claim. It ends when the agent says that the data is complete,
+// so a forgotten one frees its volume.
 func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -94,7 +94,6 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 	return pod, nil
 }
 
-// fit sets the waiting container's resources by its namespace's limits.
 func (r *Restorer) fit(ctx context.Context, namespace string, container *corev1.Container, alone bool) error {
 	ranges, err := r.Kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -116,7 +115,7 @@ func userOf(pod *corev1.Pod) *int64 {
 	return nil
 }
 
-// hold returns the holder of a claim when it runs: then the volume is mounted.
+// hold returns a claim's holder when it runs: then the volume is mounted.
 func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -155,7 +154,7 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	return r.running(ctx, created)
 }
 
-// create creates or finds a holder. It retries when a quota refuses.
+// create creates or finds a holder, and retries when a quota refuses.
 func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	pods := r.pods.Pods(pod.Namespace)
 	var waiting *waits.Wait
@@ -238,8 +237,8 @@ func (r *Restorer) running(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, e
 	})
 }
 
-// until returns a pod when the condition holds, by its events. When ctx ends before, the error says
-// what the pod waits for.
+// until returns a pod when the condition holds, by its events. If ctx ends before, the error says
+// what it waits for.
 func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
 	pods := r.Kube.CoreV1().Pods(pod.Namespace)
 	last := pod
@@ -309,12 +308,11 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 	return nil, err
 }
 
-// notStartedError says that a pod did not start in time.
 type notStartedError string
 
 func (e notStartedError) Error() string { return string(e) }
 
-// verdict returns the verdict about a pod, and notes meanwhile what the pod waits for.
+// verdict returns the verdict about a pod, and notes what the pod waits for.
 func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Store, verdict <-chan error) error {
 	text := fmt.Sprintf("pod %s in %s", pod.Name, pod.Namespace)
 	waiting := waits.For(ctx, pod.Namespace, text)
@@ -335,7 +333,7 @@ func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Stor
 	}
 }
 
-// still fails if a pod is missing. A watch may begin before the pod was created.
+// still fails if a pod is missing: a watch may begin before its creation.
 func (r *Restorer) still(ctx context.Context, pod *corev1.Pod) error {
 	found, err := r.find(ctx, pod.Namespace, pod.Name)
 	if err == nil && (found == nil || found.UID != pod.UID) {
@@ -415,15 +413,15 @@ func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeCla
 	return errors.Join(errs...)
 }
 
-// holderNames returns the names of a claim's holders by try: a holder on a lost node may never be
+// holderNames returns the names of a claim's holders by try: one on a lost node may never be
 // deleted.
 func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
 	name := holderPrefix + digest(string(r.run.UID)+"/"+string(live.UID))
 	return []string{name, name + "-2"}
 }
 
-// heldAnew continues a second try that another process has begun: the first holder may never be
-// deleted, and must not be made again.
+// heldAnew continues another process's second try: the first holder may never be deleted, and must
+// not be made again.
 func (r *Restorer) heldAnew(ctx context.Context, claim *Claim, live *corev1.PersistentVolumeClaim) error {
 	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
 	if err != nil {

@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// A volume is made where its claim's first pod is scheduled, which is the holder. So the holder has
-// the workload's node selector and required node affinity, and goes where claims that are used
-// together can be used together.
+// A volume is made where its claim's first pod, the holder, is scheduled. So the holder has the
+// workload's node selector and required node affinity, and runs where claims of one pod can be used
+// together.
 
 func matesOf(claim Claim) []string {
 	if claim.Pod == nil {
@@ -33,7 +33,6 @@ func matesOf(claim Claim) []string {
 	return mates
 }
 
-// place limits the nodes of an unbound claim's holder.
 func (r *Restorer) place(ctx context.Context, pod *corev1.Pod, claim Claim, mates []string) error {
 	var terms []corev1.NodeSelectorTerm
 	if of := claim.Pod; of != nil && !pinned(of) {
@@ -106,7 +105,7 @@ func both(terms []corev1.NodeSelectorTerm, selector *corev1.NodeSelector) []core
 	return product
 }
 
-// lockBinding waits until no claim that is used together with this one or its mates is being bound.
+// lockBinding waits until this claim, its mates and claims used with them are not being bound.
 func (r *Restorer) lockBinding(ctx context.Context, claim Claim, mates []string) error {
 	waiting := waits.For(ctx, claim.Namespace, fmt.Sprintf("claims that are used together with %s in %s to be bound", claim.Name, claim.Namespace))
 	defer waiting.End()

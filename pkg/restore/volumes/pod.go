@@ -23,8 +23,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// Hold makes a pod, before its creation, wait for these volumes without a claim. Pod then brings
-// the data. Its label leads to it if the restore ends without.
+// Hold makes a pod, before its creation, wait for these volumes without a claim, which Pod then
+// brings. Its label leads to it if the restore ends without.
 func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -67,8 +67,8 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	return nil
 }
 
-// allowPull adds the pull secrets of our image to a pod. A pod that names any does not get its
-// account's, so these are added too.
+// allowPull adds our image's pull secrets to a pod, with its account's: a pod that names any does
+// not get those.
 func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1.PodSpec) error {
 	if len(r.PullSecrets) == 0 {
 		return nil
@@ -93,8 +93,8 @@ func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1
 	return nil
 }
 
-// waitTimeout bounds the wait of a pod that nothing is told. Many volumes of a node take turns, and
-// a pod that is not restarted fails for good; the requester gives up long before.
+// waitTimeout bounds the wait of a pod that nothing is told. Volumes of a node take turns, and a
+// pod that is not restarted fails for good; the requester gives up long before.
 func (r *Restorer) waitTimeout() time.Duration {
 	return max(restorewait.DefaultTimeout, 12*r.VolumeTimeout)
 }
@@ -107,8 +107,8 @@ func namesOf(data []format.Volume) (names []string) {
 	return names
 }
 
-// Pod returns nil when the volumes that Hold has prepared are complete and the pod continues. An
-// error means that it does not start.
+// Pod returns nil when the volumes prepared by Hold are complete and the pod continues. After an
+// error it does not start.
 func (r *Restorer) Pod(ctx context.Context, namespace, name string, data []format.Volume) error {
 	if err := r.pod(ctx, namespace, name, data); err != nil {
 		return fmt.Errorf("the volumes of pod %s/%s: %w", namespace, name, err)
@@ -190,8 +190,8 @@ func podVolumeText(volume string, pod *corev1.Pod) string {
 	return fmt.Sprintf("volume %s of pod %s in %s", volume, pod.Name, pod.Namespace)
 }
 
-// ephemeral returns the claim of a generic ephemeral volume, or nil. The agent finds the folder by
-// the persistent volume.
+// ephemeral returns a generic ephemeral volume's claim, or nil: the agent finds the folder by the
+// persistent volume.
 func (r *Restorer) ephemeral(ctx context.Context, pod *corev1.Pod, volume string) (*corev1.PersistentVolumeClaim, error) {
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume && v.Ephemeral != nil }) {
 		return nil, nil

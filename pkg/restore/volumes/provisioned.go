@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// bindLook is the interval of looks whether a claim is bound.
 	bindLook = time.Second
 	// skew is how much the clocks of API servers may differ.
 	skew = time.Minute
-	// bindPatience is how long a claim may take to be bound without a pod.
+	// bindPatience bounds the time of a binding without a pod.
 	bindPatience = 3 * time.Second
 )
 
-// provisioned returns when a claim is bound whose volume is made with its data, as from a snapshot. A
-// holder has a volume made that waits for its first pod.
+// provisioned returns when a claim is bound whose volume is made with its data, as from a snapshot.
+// If it waits for its first pod, a holder is that.
 func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (err error) {
 	text := claimText(claim)
 	name := r.recordName(string(live.UID))
@@ -69,7 +68,6 @@ func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.Pe
 	return errors.Join(err, r.release(ctx, live))
 }
 
-// holdUntilBound lets a pod use the claim until it is bound.
 func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) error {
 	for {
 		holding, stop := context.WithCancelCause(ctx)
@@ -99,8 +97,8 @@ func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1
 	}
 }
 
-// madeFor fails if a claim is bound to a volume that was there before it: Kubernetes may find one for it, and
-// ignores its source then.
+// madeFor fails if a claim is bound to an older volume: Kubernetes may find one for it, and then
+// ignores its source.
 func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
@@ -112,7 +110,6 @@ func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeCl
 	return nil
 }
 
-// bound reports whether a claim is bound, at most after a time.
 func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.PersistentVolumeClaim, patience time.Duration) (bool, error) {
 	for since := r.Clock.Now(); ; {
 		live, err := r.live(ctx, claim)

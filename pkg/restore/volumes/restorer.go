@@ -31,7 +31,6 @@ import (
 )
 
 const (
-	// recheck is the interval of looks at a waited-for volume.
 	recheck    = 10 * time.Second
 	dataVolume = "data"
 )
@@ -60,14 +59,14 @@ type work struct {
 	uid       types.UID
 	node      string
 	submitted time.Time
-	// begun is when the agent had begun; zero before, and when it must begin again.
+	// begun is when the agent began; zero before, and when it must begin again.
 	begun time.Time
 	lost  bool
 	// status is the agent's, or says that the volume was given up.
 	status enginev1alpha1.VolumeRestoreStatus
 }
 
-// Claim is a claim whose data is to be brought back.
+// Claim is a claim to restore data into.
 type Claim struct {
 	Namespace, Name string
 	// Data is the backup's record of the volume.
@@ -76,9 +75,9 @@ type Claim struct {
 	// where it could.
 	Pod *corev1.Pod
 	// Paths are the files and folders to write; none is all. They are written through a pod that
-	// uses the claim, if there is one.
+	// uses the claim, if any.
 	Paths []string
-	// Provisioned says that the claim's volume is made with its data, so that nothing is written.
+	// Provisioned says that the claim's volume is made with its data: nothing is written.
 	Provisioned bool
 	// Begin is called before the first write, except for paths through a pod that uses the claim.
 	// If it fails, nothing is written. It may be called again. Optional.
@@ -86,17 +85,17 @@ type Claim struct {
 	// Used is called when a pod uses the claim, so that nothing is written. Optional.
 	Used func(ctx context.Context) error
 	// Started is called with the name of a pod that started on the claim before its data was
-	// complete. Claim returns nil all the same. Optional.
+	// complete; Claim still returns nil. Optional.
 	Started func(pod string)
 
-	// try counts the holders, and avoid is the node of a failed one.
+	// try counts the holders; avoid is a failed one's node.
 	try   int
 	avoid string
 }
 
-// Claim returns nil when the data of a claim is complete. After an error the claim's users would
-// start on incomplete data. It may be called again, also for the same claim. When ctx ends, writes
-// continue until End, or until another process calls Claim.
+// Claim returns nil when a claim's data is complete. After an error its users would start on
+// incomplete data. It may be called again, also for the same claim. When ctx ends, writes continue
+// until End or another process's Claim.
 func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
 	if err := r.claim(ctx, claim); err != nil {
 		return fmt.Errorf("the data of claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -104,10 +103,9 @@ func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
 	return nil
 }
 
-// tries bounds the holders of a claim after its holder or its node's agent was lost.
+// tries bounds a claim's holders, when its holder or its node's agent is lost.
 const tries = 2
 
-// lostError says that a node or its agent was lost.
 type lostError string
 
 func (e lostError) Error() string { return string(e) }
@@ -233,8 +231,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 	return false, r.release(ctx, live)
 }
 
-// isUnheld reports whether a record's holder was lost, as when its node is drained, and the agent
-// has stopped.
+// isUnheld reports whether a record's holder was lost, as in a drain, and the agent has stopped.
 func (r *Restorer) isUnheld(ctx context.Context, record *enginev1alpha1.VolumeRestore, live *corev1.PersistentVolumeClaim) bool {
 	if !r.isHolder(record.Spec.Pod.Name, live) {
 		return false
@@ -246,8 +243,8 @@ func (r *Restorer) isUnheld(ctx context.Context, record *enginev1alpha1.VolumeRe
 	return err == nil && (pod == nil || pod.UID != record.Spec.Pod.UID || pod.DeletionTimestamp != nil)
 }
 
-// forget deletes a record that no agent works on, and reports whether it has. The agent has said
-// so, or has been absent long enough, and stops when it is missing.
+// forget deletes a record that no agent works on, and reports whether it has. The agent said so, or
+// is absent long enough, and stops when the record is missing.
 func (r *Restorer) forget(ctx context.Context, record *enginev1alpha1.VolumeRestore) bool {
 	r.mu.Lock()
 	delete(r.works, record.Name)
@@ -292,7 +289,6 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 	return live, nil
 }
 
-// isDevice reports whether a claim is of a block device.
 func isDevice(claim *corev1.PersistentVolumeClaim) bool {
 	return ptr.Deref(claim.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock
 }
@@ -372,7 +368,7 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 }
 
 // hostPath returns the node path of a claim's persistent volume of that type, or "". The kubelet
-// checks the binding of other volumes. An unbound claim names any volume, and a pod any node.
+// checks the binding only of other volumes: an unbound claim names any volume, and a pod any node.
 func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeClaim, node string) (string, error) {
 	if claim.Spec.VolumeName == "" {
 		return "", nil
@@ -417,7 +413,6 @@ func (r *Restorer) know(record *enginev1alpha1.VolumeRestore, about string) {
 	}
 }
 
-// observe takes over a record's state; deleted says that it was deleted.
 func (r *Restorer) observe(record *enginev1alpha1.VolumeRestore, deleted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -469,8 +464,8 @@ func (r *Restorer) whatFor(w *work, volume string) string {
 	return fmt.Sprintf("%s, which the agent of node %s writes", volume, w.node)
 }
 
-// await returns when a record has ended. It gives a volume up, and stops it, when its node has no
-// working agent. volume describes the wait.
+// await returns when a record has ended. It gives up and stops a volume whose node has no working
+// agent. volume describes the wait.
 func (r *Restorer) await(ctx context.Context, record *enginev1alpha1.VolumeRestore, volume string) error {
 	waiting := waits.For(ctx, record.Spec.Pod.Namespace, volume)
 	defer waiting.End()
@@ -507,7 +502,7 @@ func (r *Restorer) await(ctx context.Context, record *enginev1alpha1.VolumeResto
 	}
 }
 
-// abandon stops a volume that was given up, since others wait for its slot.
+// abandon stops a given-up volume, since others wait for its slot.
 func (r *Restorer) abandon(ctx context.Context, name string) error {
 	for range 3 { // its agent writes to the record, too
 		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
@@ -566,8 +561,8 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, idle.Round(time.Second), why)
 }
 
-// Warnings returns the agents' messages about complete volumes, sorted, for instance files whose
-// owner could not be set.
+// Warnings returns the agents' messages about complete volumes, sorted, as files whose owner could
+// not be set.
 func (r *Restorer) Warnings() (texts []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,18 +23,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// sweepInterval is the interval of sweeps.
 const sweepInterval = 10 * time.Minute
 
-// givenUpMost bounds the records for one abandoned pod: one is enough, and the pod's author decides
-// how many volumes it names.
+// givenUpMost bounds the records for one abandoned pod, which may name any number of volumes: one
+// record is enough.
 const givenUpMost = 100
 
 // givenUpPerNamespace bounds such records in a namespace: any pod can have the label.
 const givenUpPerNamespace = 200
 
-// Run deletes, until ctx ends, holders and records of ended or deleted restores, and tells their
-// waiting pods: End may have been missed, or the pods had no node then.
+// Run deletes, until ctx ends, holders and records of ended or deleted restores, and tells waiting
+// pods: End may have been missed, or they had no node then.
 func (v *Volumes) Run(ctx context.Context) {
 	for {
 		if err := v.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -110,7 +109,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// waiting returns the pending pods with a label. They wait for a restore, or are about to start.
+// waiting returns the pending pods with a label, which wait for a restore, or are about to start.
 func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, error) {
 	pending := fields.OneTermEqualSelector("status.phase", string(corev1.PodPending))
 	list, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, FieldSelector: pending.String()})
@@ -121,8 +120,7 @@ func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, e
 }
 
 // giveUp tells a pod that waits for an ended restore, by a cancelled record for each of its
-// volumes. Its agent tells it when it works. The records are kept while the pod waits, and are not
-// made twice.
+// volumes. The records are kept while the pod waits, and are not made twice.
 func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[string]) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// othersTimeout bounds the wait for another restore's holder. An ended restore has deleted its
-	// holder; a kubelet needs seconds to unmount.
+	// othersTimeout bounds the wait for another restore's holder, which a restore deletes at its
+	// end; a kubelet needs seconds to unmount.
 	othersTimeout = 2 * time.Minute
 	othersLook    = time.Second
 )
 
 // user returns a pod that uses a claim, a running one first, or nil. Files would change beneath it,
-// or it has started without them.
+// or it has started without.
 func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim) (user *corev1.Pod, err error) {
 	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -44,7 +44,6 @@ func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim
 	return user, nil
 }
 
-// volumeOf returns the name of a pod's volume for a claim, or "".
 func volumeOf(pod *corev1.Pod, claim string) string {
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||
@@ -92,8 +91,7 @@ func (r *Restorer) otherHolder(ctx context.Context, claim *corev1.PersistentVolu
 	return nil, nil
 }
 
-// tellStarted calls Started if a pod started on a claim during the write: a controller may have
-// made one since.
+// tellStarted calls Started if a pod, perhaps a controller's, started on a claim during the write.
 func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim, record *enginev1alpha1.VolumeRestore, status enginev1alpha1.VolumeRestoreStatus) {
 	if claim.Started == nil || status.Phase != enginev1alpha1.VolumePhaseCompleted || status.CompletionTimestamp == nil || !r.isHolder(record.Spec.Pod.Name, live) {
 		return

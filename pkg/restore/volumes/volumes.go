@@ -20,38 +20,38 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 )
 
-// DefaultHolders bounds the claims held at once in a restore. More would wait for agents and take
+// DefaultHolders bounds the claims held at once in a restore: more would wait for agents, and take
 // room on nodes.
 const DefaultHolders = 16
 
 // Agents tells which nodes have an agent.
 type Agents interface {
-	// Absence returns how long a node's agent has been silent, counted from since.
+	// Absence returns how long a node's agent has been silent, from since.
 	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether there is no such node, which was heard of at since.
+	// NodeGone reports whether the node, known since then, does not exist.
 	NodeGone(node string, since time.Time) bool
 	// Saw and Idle are methods of lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
 
-// Config is what all restores share.
+// Config is shared by all restores.
 type Config struct {
 	Namespace string
-	// Image of holders and waiting containers: the agents' own, which is on each node with an
+	// Image is for holders and waiting containers: the agents' own, which is on each node with an
 	// agent.
 	Image func(ctx context.Context) (string, error)
 	// PullSecrets are the names of Secrets in a pod's namespace by which its node may pull Image.
 	PullSecrets []string
-	// Holders bounds the claims of a restore held at once.
+	// Holders bounds the claims held at once in a restore.
 	Holders int
-	// VolumeTimeout bounds the restore of a volume from its start. It also bounds how long an agent
-	// may begin and end nothing while others wait; twice that and AgentTimeout, while one is in
-	// progress. AgentTimeout bounds the absence of a node's agent.
+	// VolumeTimeout bounds the restore of a volume from its start, and how long an agent may begin
+	// and end nothing while others wait; twice that and AgentTimeout, while one is in progress.
+	// AgentTimeout bounds the absence of a node's agent.
 	VolumeTimeout, AgentTimeout time.Duration
 	Agents                      Agents
-	// Repository returns nil when the repository of a namespace in a location can be read; the
-	// error says why not, and what to do.
+	// Repository returns nil when a namespace's repository in a location can be read; the error
+	// says why not, and what to do.
 	Repository func(ctx context.Context, namespace, location string) error
 	Records    engineclient.VolumeRestoresGetter
 	Runs       engineclient.RestoreRunsGetter

@@ -35,29 +35,29 @@ import (
 )
 
 const (
-	// usualIndexes is the size of the indexes of a repository that may stay open while it is unused.
+	// usualIndexes is the size of a repository's indexes that may stay open unused.
 	usualIndexes = 8 << 20
-	// rememberFor is how long the contents of a backup's list of volumes are believed. A walk reads
-	// one volume many times.
+	// rememberFor is how long a backup's list of volumes is believed: a walk reads one volume many
+	// times.
 	rememberFor = time.Minute
 	mostVolumes = 64
 )
 
-// Config is what a Reader needs.
+// Config configures a Reader.
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
-	// Secrets has the credentials of locations, Keys the keys of repositories.
+	// Secrets has locations' credentials, Keys repositories' keys.
 	Secrets, Keys location.Secrets
 	Locations     enginelisters.StorageLocationNamespaceLister
 	Repositories  enginelisters.VolumeRepositoryNamespaceLister
-	// Readable returns nil if the volumes of a namespace can be read from a location. It creates a
+	// Readable returns nil if a namespace's volumes can be read from a location. It creates a
 	// missing record of the repository.
 	Readable func(ctx context.Context, volumeNamespace, location string) error
-	// Continues reports whether a backup's namespace has the history of the present one of its name.
-	// See restorerun.Executor.
+	// Continues reports whether a backup's namespace has the history of the present one of its
+	// name. See restorerun.Executor.
 	Continues func(ctx context.Context, location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error)
-	// Indexes is how many bytes of memory the indexes of all open repositories may take.
+	// Indexes bounds the memory of all open repositories' indexes.
 	Indexes int64
 	// WorkDir is as in repository.Options.
 	WorkDir string
@@ -99,10 +99,9 @@ func New(config Config) *Reader {
 	}
 }
 
-// Run closes repositories that are not used, until ctx ends.
+// Run closes unused repositories until ctx ends.
 func (r *Reader) Run(ctx context.Context) { r.shared.Run(ctx) }
 
-// volumeKey identifies a volume of a backup at a location, as it is configured.
 type volumeKey struct {
 	location   types.UID
 	generation int64
@@ -111,7 +110,7 @@ type volumeKey struct {
 	volume     format.VolumeID
 }
 
-// volume is what the signed metadata of a backup says of a volume.
+// volume is from a backup's signed metadata.
 type volume struct {
 	origin     *v1alpha1.BackupOrigin
 	namespace  string
@@ -124,7 +123,7 @@ type volume struct {
 	files *datapath.Files
 }
 
-// open returns the volume's files, which are the same in every opening of the repository.
+// open returns the volume's files, the same in every opening of the repository.
 func (v *volume) open(ctx context.Context, r *repository.Repository) (*datapath.Files, error) {
 	v.mu.Lock()
 	files := v.files
@@ -146,7 +145,6 @@ func problem(code int, format string, args ...any) *volumefiles.Problem {
 	return &volumefiles.Problem{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// find returns what a backup says of a volume.
 func (r *Reader) find(ctx context.Context, record *enginev1alpha1.StorageLocation, request *volumefiles.Request) (*volume, error) {
 	key := volumeKey{record.UID, record.Generation, request.StoreName, request.BackupUID, request.Volume}
 	now := r.Clock.Now()
@@ -183,8 +181,8 @@ func (r *Reader) find(ctx context.Context, record *enginev1alpha1.StorageLocatio
 	return found, nil
 }
 
-// mayRead refuses a volume that is not of the namespace in which the caller has rights. A backup whose
-// signature does not fit names snapshots that its maker chose.
+// mayRead refuses a volume outside the namespace in which the caller has rights. A backup with a
+// wrong signature names snapshots that its maker chose.
 func (r *Reader) mayRead(ctx context.Context, record *enginev1alpha1.StorageLocation, v *volume, namespace string) error {
 	switch {
 	case v.origin == nil || v.origin.Trust == v1alpha1.BackupTrustForged:
@@ -205,7 +203,7 @@ type errTaken struct{ error }
 
 func (e errTaken) Unwrap() error { return e.error }
 
-// use calls do with the files that a request is about.
+// use calls do with the files of a request.
 func (r *Reader) use(ctx context.Context, request *volumefiles.Request, do func(ctx context.Context, files *datapath.Files, r *repository.Repository) error) error {
 	record, err := r.Locations.Get(request.StorageLocation)
 	if apierrors.IsNotFound(err) {
@@ -271,7 +269,6 @@ func unreadable(name string, err error) error {
 		Message: fmt.Sprintf("the repository of the volume can't be opened: its key may be missing here, or the store does not answer; an administrator sees why in the VolumeRepository %s", name)}
 }
 
-// explained returns the Problem of an error.
 func explained(err error) error {
 	told, ok := errors.AsType[*volumefiles.Problem](err)
 	switch {
@@ -293,7 +290,6 @@ func explained(err error) error {
 	return &volumefiles.Problem{Code: http.StatusInternalServerError, Message: "the volume backup can't be read: the store does not answer, or the data there is damaged", Detail: err.Error()}
 }
 
-// secrets reads the Secrets for a repository.
 func (r *Reader) secrets(name string, record *enginev1alpha1.StorageLocation) opener.Secrets {
 	return func(ctx context.Context) ([]corev1.Secret, error) {
 		var found []corev1.Secret

@@ -1,12 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reader reads the files of volume backups in the controller that leads, for the API server.
-// See package volumefiles.
-//
-// The memory is bounded by the number of answers at once, and by the size of the indexes of open
-// repositories. One namespace can't take all places. A client that takes nothing for a minute loses its
-// answer. So does one that takes two minutes for all of it: it asks for the rest.
+// Package reader reads the files of volume backups in the controller that leads, for the API
+// server. docs/design/files.md has its bounds.
 package reader
 
 import (
@@ -27,14 +23,14 @@ import (
 )
 
 const (
-	// atOnce is how many answers are given at once, perNamespace how many of one namespace. An answer
-	// takes about 25 MB: a piece of a file, plain and as it is stored.
+	// atOnce is how many answers are given at once, perNamespace how many of one namespace. Each
+	// takes about 25 MB: a piece of a file, plain and as stored.
 	atOnce       = 4
 	perNamespace = 2
-	// patience is how long a request waits for those before it.
+	// patience bounds a request's wait for others.
 	patience = 5 * time.Second
-	// taken is how long the API server may take for a piece, and longest for an answer, so that slow
-	// clients keep no places. kube-apiserver ends an answer after a minute.
+	// taken is how long the API server may take for a piece, longest for an answer, so that slow
+	// clients keep no places: they ask for the rest. kube-apiserver ends an answer after a minute.
 	taken      = time.Minute
 	longest    = 2 * time.Minute
 	pieceBytes = 256 << 10
@@ -48,9 +44,9 @@ type Source interface {
 	Copy(ctx context.Context, request *volumefiles.Request, begin func(size int64), to io.Writer) error
 }
 
-// Server is an http.Handler for volumefiles.Path. It answers while this process leads.
+// Server is an http.Handler for volumefiles.Path, while this process leads.
 type Server struct {
-	// MayAsk reports whether a request is of the API server.
+	// MayAsk reports whether a request is the API server's.
 	MayAsk func(*http.Request) bool
 	// SystemNamespace may take all places.
 	SystemNamespace string
@@ -134,7 +130,7 @@ func refuse(w http.ResponseWriter, err error) {
 	_ = json.NewEncoder(w).Encode(problem)
 }
 
-// enter takes a place for a namespace, until leave is called.
+// enter takes a place for a namespace until leave is called.
 func (s *Server) enter(ctx context.Context, namespace string) (leave func(), err error) {
 	waited := time.NewTimer(patience)
 	defer waited.Stop()
