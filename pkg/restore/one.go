@@ -356,51 +356,9 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			}
 		}
 		if live == nil {
-			why, err := e.forbids(ctx, k, about, "create")
-			if err != nil {
-				return "", 0, "", nil, err
-			}
-			if why != "" {
-				uid, a, reason = e.leave(ctx, k, item, about, desired, why)
-				return uid, a, reason, nil, nil
-			}
-		}
-		if live == nil && e.spec.VolumesOnly {
-			return "", 0, "", nil, errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly")
-		}
-		if live == nil && e.spec.PlanOnly {
-			reason, err := e.planSnapshot(ctx, item, about, desired)
-			return "", actionCreate, reason, nil, err
-		}
-		if live == nil {
-			held, err := e.waiting(ctx, k, about, desired)
-			if err == nil {
-				held, err = e.fromSnapshot(ctx, item, about, held)
-			}
-			if err != nil {
-				return "", 0, "", nil, err
-			}
-			created, err := e.create(ctx, k, about, held, strict)
-			switch {
-			case err == nil:
-				e.noteSource(item, about, held)
-				return created.UID, actionCreate, "", nil, e.setStatus(ctx, k, about, status, created.UID)
-			case !apierrors.IsAlreadyExists(err):
-				why, lacks := e.lacks(ctx, k, about, "create", err)
-				if lacks != nil || why == "" {
-					return "", 0, "", nil, err
-				}
-				uid, a, reason = e.leave(ctx, k, item, about, desired, why)
-				return uid, a, reason, nil, nil
-			}
-			e.namespaces.inhabited(about.namespace)
-			live, err = e.writer.get(ctx, k, about.namespace, about.name)
-			if apierrors.IsForbidden(err) && e.request.tenant() {
-				uid, a, reason = e.leave(ctx, k, item, about, desired, mayNotRead)
-				return uid, a, reason, nil, nil
-			}
-			if err != nil {
-				return "", 0, "", nil, err
+			var done bool
+			if live, done, uid, a, reason, err = e.bringNew(ctx, k, item, about, desired, status, strict); done || err != nil {
+				return uid, a, reason, nil, err
 			}
 		}
 		switch {
@@ -464,6 +422,58 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 		look = true
 	}
 	return "", 0, "", nil, fmt.Errorf("it changes all the time: %d times while it was restored", attempts)
+}
+
+// bringNew brings an object that was not there. If it isn't done, an object of this name came meanwhile, and
+// live is that object, unless it has left again.
+func (e *execution) bringNew(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (live *unstructured.Unstructured, done bool, uid types.UID, a action, reason string, err error) {
+	leave := func(why string) (*unstructured.Unstructured, bool, types.UID, action, string, error) {
+		uid, a, reason := e.leave(ctx, k, item, about, desired, why)
+		return nil, true, uid, a, reason, nil
+	}
+	fail := func(err error) (*unstructured.Unstructured, bool, types.UID, action, string, error) {
+		return nil, true, "", 0, "", err
+	}
+	why, err := e.forbids(ctx, k, about, "create")
+	switch {
+	case err != nil:
+		return fail(err)
+	case why != "":
+		return leave(why)
+	case e.spec.VolumesOnly:
+		return fail(errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly"))
+	case e.spec.PlanOnly:
+		reason, err := e.planSnapshot(ctx, item, about, desired)
+		return nil, true, "", actionCreate, reason, err
+	}
+	held, err := e.waiting(ctx, k, about, desired)
+	if err == nil {
+		held, err = e.fromSnapshot(ctx, item, about, held)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	created, err := e.create(ctx, k, about, held, strict)
+	if err == nil {
+		e.noteSource(item, about, held)
+		return nil, true, created.UID, actionCreate, "", e.setStatus(ctx, k, about, status, created.UID)
+	}
+	if !apierrors.IsAlreadyExists(err) {
+		why, lacks := e.lacks(ctx, k, about, "create", err)
+		if lacks != nil || why == "" {
+			return fail(err)
+		}
+		return leave(why)
+	}
+	e.namespaces.inhabited(about.namespace)
+	live, err = e.writer.get(ctx, k, about.namespace, about.name)
+	if apierrors.IsForbidden(err) && e.request.tenant() {
+		return leave(mayNotRead)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return live, false, "", 0, "", nil
 }
 
 // looksFirst reports whether an object probably exists: a read then comes before the creation.

@@ -181,47 +181,16 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	}
 
 	expiredBackups.Reset()
-	count := func(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
-	told := map[types.UID]bool{}
-	due := map[string][]backup{}
-	again := map[string][]backup{} // held the newest data of a claim; don't count as due
-	asked := 0
-	isLast := c.last
-	c.last = map[types.UID]time.Time{}
-	for _, b := range expired(listed, now) {
-		switch namespace := last[b.uid]; {
-		case known[b.location] == nil || doubtful(b.location):
-			count(b, stateDoubtful)
-		case b.held:
-			count(b, stateHeld)
-		case namespace != "":
-			count(b, stateKept)
-			if told[b.uid] = true; !c.told[b.uid] {
-				c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it is the last good one of the namespace %q", stamp(b.expiration), namespace)
-			}
-		case c.KeepLast && !isLast[b.uid].IsZero():
-			count(b, stateKept)
-			since := isLast[b.uid]
-			c.last[b.uid] = since
-			if pause := now.Sub(since); (pause < 0 || pause >= refusalPause) && asked < floor {
-				again[b.location] = append(again[b.location], b)
-				asked++
-			}
-		case c.isRefused(b, now):
-			count(b, stateRefused)
-		default:
-			due[b.location] = append(due[b.location], b)
-		}
-	}
+	sorted := c.sort(expired(listed, now), func(location string) bool { return known[location] == nil || doubtful(location) }, last, now)
 	var going []backup
 	left := false
 	for name, location := range known {
 		all, in, deleting := tally(listed, name, now)
-		free, unaccepted := c.bound(ctx, location, due[name], all, in, now)
+		free, unaccepted := c.bound(ctx, location, sorted.due[name], all, in, now)
 		if doubtful(name) {
 			continue
 		}
-		anew := again[name]
+		anew := sorted.again[name]
 		if len(unaccepted) > 0 {
 			anew = nil
 		}
@@ -258,7 +227,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 			going = append(going, b)
 		}
 	}
-	c.told = told
+	c.told = sorted.told
 	slices.SortFunc(going, func(a, b backup) int { return a.expiration.Compare(b.expiration) })
 	if len(going) > perLook {
 		going, left = going[:perLook], true
@@ -272,6 +241,49 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		return min(soon, c.Interval), nil
 	}
 	return c.Interval, nil
+}
+
+// expiries are expired backups by what happens to them now, by location.
+type expiries struct {
+	due   map[string][]backup
+	again map[string][]backup // held the newest data of a claim; don't count as due
+	told  map[types.UID]bool  // stay, with an event
+}
+
+func count(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
+
+// sort decides which expired backups are due. last has the namespaces whose last good backups stay.
+func (c *Controller) sort(all []backup, doubtful func(location string) bool, last map[types.UID]string, now time.Time) expiries {
+	to := expiries{due: map[string][]backup{}, again: map[string][]backup{}, told: map[types.UID]bool{}}
+	asked := 0
+	isLast := c.last
+	c.last = map[types.UID]time.Time{}
+	for _, b := range all {
+		switch namespace := last[b.uid]; {
+		case doubtful(b.location):
+			count(b, stateDoubtful)
+		case b.held:
+			count(b, stateHeld)
+		case namespace != "":
+			count(b, stateKept)
+			if to.told[b.uid] = true; !c.told[b.uid] {
+				c.Events.Eventf(b.reference(), nil, corev1.EventTypeNormal, "ExpiryKept", "Expire", "The backup expired at %s, and stays, since it is the last good one of the namespace %q", stamp(b.expiration), namespace)
+			}
+		case c.KeepLast && !isLast[b.uid].IsZero():
+			count(b, stateKept)
+			since := isLast[b.uid]
+			c.last[b.uid] = since
+			if pause := now.Sub(since); (pause < 0 || pause >= refusalPause) && asked < floor {
+				to.again[b.location] = append(to.again[b.location], b)
+				asked++
+			}
+		case c.isRefused(b, now):
+			count(b, stateRefused)
+		default:
+			to.due[b.location] = append(to.due[b.location], b)
+		}
+	}
+	return to
 }
 
 func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
