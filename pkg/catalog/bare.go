@@ -14,9 +14,9 @@ import (
 // missedVersions differ from all present versions, so the next listing reads the entry.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked returns the read rows of an entry that is no Backup, and the known rows that are
-// missing and were not deleted here. A row leaves when a second listing lacks it, too. None leaves
-// while nothing is read, unless the loss is accepted.
+// keepLocked returns the read rows of a bare entry, and known rows that are missing but not deleted
+// here. A row leaves when a second listing lacks it, too. While nothing is read, none leaves, unless
+// the loss is accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {
@@ -26,7 +26,7 @@ func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedR
 		there[d.backupName] = true // deleted here
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
-	// A single unfinished row leaves when it has failed.
+	// A single unfinished row may leave: it has failed.
 	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != v1alpha1.VolumeBackupInProgress })
 	switch {
 	case !emptied:
@@ -64,7 +64,7 @@ func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }
 
-// Emptied returns a suspicion if the store has lost all rows of entries that are no Backups, or "".
+// Emptied returns a suspicion if the store has lost all rows of bare entries, or "".
 func (c *Catalog) Emptied(location string) (suspicion string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

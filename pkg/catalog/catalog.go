@@ -1,18 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure
-// state: package refresh puts in what it reads; objects and changes come out.
+// Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure state:
+// package refresh puts in what it reads; objects and changes come out.
 //
 // An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
-// volume without one. An entry that is no Backup ("bare") is the folder of one volume, as Longhorn
-// has them. An unreadable backup is one row, and is tried again. docs/catalogue.md says when
-// missing backups leave, and how much is kept of foreign ones.
+// volume without one. A "bare" entry is the folder of one volume, not a Backup, as in Longhorn. An
+// unreadable backup is one row, and is tried again. docs/catalogue.md says when missing backups leave,
+// and how much is kept of foreign ones.
 //
-// Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace
-// if a cluster trusted for it has signed the backup, else in the system namespace. A namespace's
-// objects name only its own backups; others have a pseudonym. The system namespace, and lists over
-// all namespaces, name all.
+// Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace if
+// a cluster trusted for it has signed the backup, else in the system namespace. A namespace's objects
+// name only its own backups, and give others a pseudonym. The system namespace, and lists over all
+// namespaces, name all.
 package catalog
 
 import (
@@ -32,8 +32,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Catalog holds the entries of all locations. It is safe for concurrent use. Its objects are
-// shared, and must not be modified.
+// Catalog holds the entries of all locations. It is safe for concurrent use. Its objects are shared:
+// don't modify them.
 type Catalog struct {
 	systemNamespace string
 	notify          func(Changes)
@@ -55,96 +55,91 @@ type Catalog struct {
 	deletions map[BackupID][]deletion         // guarded by mu
 	recorded  map[types.UID]map[BackupID]bool // guarded by mu
 
-	// version and floor are the next Snapshot's; taken is the current one, if any. epoch counts
+	// version and floor are for the next Snapshot; taken is the current one, if any. epoch counts
 	// snapshots, copied the bytes copied for them. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
 	// guarded by mu
 	resting int64
-	// withdrawn counts rows that left a namespace, whose readers may no longer see them; guarded by
-	// mu.
+	// withdrawn counts rows that left a namespace, whose readers may have lost access; guarded by mu.
 	withdrawn uint64
 }
 
-// entry is a backup, or all backups of one volume in another layout.
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one;
-	// nil for an unfinished backup and a bare entry.
+	// backup is as stored, but with namespace and name here, or a stand-in for an unreadable one; nil
+	// for an unfinished backup and a bare entry.
 	backup *v1alpha1.Backup
 	rows   *packedRows
-	// deleted marks the deleted rows, which are not listed; nil if none.
+	// deleted marks the unlisted, deleted rows; nil if none.
 	deleted []bool
 	bare    bool
-	// read has all rows of a bare entry, including deleted ones.
+	// read has all rows of a bare entry, also deleted ones.
 	read *packedRows
-	// missed has since when rows of read are missing, by the backups' names.
+	// missed has since when rows of read are missing, by backup name.
 	missed map[string]time.Time
-	// emptied is since when a bare entry lacks all rows. lossAccepted lets them leave if that is
-	// found again.
+	// emptied is since when a bare entry lacks all rows. lossAccepted lets them leave if it is read so
+	// again.
 	emptied      time.Time
 	lossAccepted bool
-	// claims is the origin by the metadata; nil for a stand-in or bare entry.
+	// claims is the metadata's origin; nil for a stand-in or bare entry.
 	claims     *v1alpha1.BackupOrigin
 	expiration *metav1.Time
-	// changes are the readable changes of the expiration among the keys changesRead; changesListed
-	// are the keys beside the folder.
+	// changes are the readable expiration changes of the keys changesRead; changesListed are the keys
+	// beside the folder.
 	changes                    []format.Expiration
 	changesRead, changesListed []string
 	replaced                   bool
 	versions                   map[string]string
 	digests                    Digests
 
-	// shadowed is true if an entry of another location has this store name and precedes it, or if
-	// the location shows an earlier time. Then the location is a suffix of its name.
+	// shadowed entries have their location as a suffix of the name: an entry of another location with
+	// this store name precedes, or the location shows an earlier time.
 	shadowed bool
 	held     *held
 
-	// weight is its place among the foreign entries, where it counts while counted. leftOut entries
-	// are not listed; again requests a read.
+	// weight is its place among the foreign entries, where it counts while counted. leftOut entries are
+	// not listed; again requests a read.
 	weight                  weight
 	counted, leftOut, again bool
 
 	recordedAt time.Time
-	// listedAt is the start of the latest listing that had it.
+	// listedAt is the start of the latest listing with it.
 	listedAt time.Time
-	// missingSince is the start of the first of the latest listings that lacked it; zero if none
-	// did.
+	// missingSince is the start of the first of the latest listings without it; zero if none.
 	missingSince time.Time
 	suspect      bool
 	// askedAt is the start of the latest read without a finished backup.
-	askedAt time.Time
-	// retryAt is the next read; zero means none.
+	askedAt  time.Time
 	retryAt  time.Time
 	attempts int
 }
 
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is the read content of an entry.
+// Content is the content of an entry as read.
 type Content struct {
-	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
-	// volume.
+	// Backup is the metadata, whose origin decides where it is listed; nil for a folder of one volume.
 	Backup *v1alpha1.Backup
-	// Volumes are the volumes or volume backups. Packed replaces them if it has any.
+	// Volumes are volumes or volume backups. Packed replaces them unless empty.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
 	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
-	// namespace, where all others are listed.
+	// namespace. Others are listed in the system namespace.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
+	// Replaced says that the metadata of our backup was replaced, and what remains; or is empty.
 	Replaced     string
 	VolumesError string
-	// Versions are the versions of the read objects, by the layout's names; nil if the layout
-	// detects changes otherwise.
+	// Versions are the read objects' versions, by the layout's names; nil if the layout detects changes
+	// otherwise.
 	Versions map[string]string
 	Digests  Digests `json:",omitzero"`
 }
 
-// Digests are the SHA-256 of a backup's files as stored, in hexadecimal; empty if unknown.
+// Digests are the SHA-256 of a backup's stored files in hexadecimal; empty if unknown.
 type Digests struct {
 	Log      string `json:",omitempty"`
 	Results  string `json:",omitempty"`
@@ -154,8 +149,8 @@ type Digests struct {
 // Rows returns the number of volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
-// New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
-// time and in order. It may read the catalogue, but not change it.
+// New returns an empty catalogue. notify, if not nil, is called after each change, serially and in
+// order. It may read the catalogue, but not change it.
 func New(systemNamespace string, notify func(Changes)) *Catalog {
 	if notify == nil {
 		notify = func(Changes) {}
@@ -174,7 +169,7 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 	}
 }
 
-// Put records a backup that was read.
+// Put records the content of an entry.
 func (c *Catalog) Put(location, storeName string, content Content, now time.Time) {
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
@@ -185,7 +180,7 @@ type Item struct {
 	Content   Content
 }
 
-// PutAll puts several entries as one change, to compute their consequences once.
+// PutAll puts several entries as one change, which is cheaper.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -233,8 +228,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records that a backup's metadata can't be used, with the reason. It keeps earlier
-// content.
+// PutUnreadable records why a backup's metadata can't be used. It keeps earlier content.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -254,8 +248,8 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a folder has no finished backup, by a read that started at begun.
-// Earlier content is kept.
+// PutUnfinished records that a read that started at begun found no finished backup. It keeps earlier
+// content.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -296,7 +290,7 @@ func (c *Catalog) Remove(location, storeName string) {
 	})
 }
 
-// Len returns the number of known backups of a location, including omitted ones.
+// Len returns the number of known backups of a location, also omitted ones.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -324,8 +318,7 @@ func (c *Catalog) CountIn(namespace string) int {
 	return count
 }
 
-// Resting returns the bytes of all rows without pointers, which the garbage collector does not
-// scan.
+// Resting returns the bytes of all rows without pointers, which the garbage collector does not scan.
 func (c *Catalog) Resting() int64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -345,8 +338,8 @@ func (c *Catalog) Replaced(location string) int {
 	return count
 }
 
-// Knows reports whether the catalogue has read, or has looked for since the given time, a backup
-// that is stored by its record.
+// Knows reports whether the catalogue has read, or looked for since the given time, a backup of a
+// record.
 func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -371,7 +364,7 @@ func (c *Catalog) IsMissing(location, storeName string) bool {
 	return e != nil && !e.missingSince.IsZero()
 }
 
-// Readable returns the store name of some readable backup of a location, or "".
+// Readable returns the store name of any readable backup of a location, or "".
 func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -389,8 +382,7 @@ func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	return backup
 }
 
-// Find returns the backup of a listed name, its location, store name and digests; nil if there is
-// none.
+// Find returns a listed backup, its location, store name and digests; nil without one.
 func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -481,8 +473,8 @@ func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows,
 	}
 }
 
-// shadowLocked gives the first entry of a group the plain name, unless its location shows an earlier
-// time. It unlists the changed entries, and adds them to relist.
+// shadowLocked gives a group's first entry the plain name, unless its location shows an earlier time.
+// It unlists changed entries, and adds them to relist.
 func (c *Catalog) shadowLocked(of group, relist map[*entry]bool, changed *recorder) {
 	if len(c.rows[of]) == 0 {
 		delete(c.rows, of)
@@ -515,7 +507,7 @@ func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 func (c *Catalog) unlistRowLocked(e *entry, i int, changed *recorder) {
 	name := e.held.rows.at(i).volumeName(c.systemNamespace)
 	changed.volumes[name] = true
-	clear(changed.added) // this may have been the last row of a volume
+	clear(changed.added) // it may have been a volume's last row
 	c.removeLocked(newMember(e.held, i), name)
 }
 

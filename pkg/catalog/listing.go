@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	// More than lossFloor backups and more than one in lossShare may not leave at once without
-	// suspicion.
+	// More than lossFloor backups and more than one in lossShare leaving at once are suspicious.
 	lossFloor = 10
 	lossShare = 20
 )
 
-// backoff is the wait before an entry is read again: first, doubled each time, up to most.
+// backoff is the wait before another read: first, doubled each time, up to most.
 type backoff struct{ first, most time.Duration }
 
 var (
@@ -35,7 +34,7 @@ func (e *entry) retryLocked(now time.Time, wait backoff) {
 	e.retryAt = now.Add(pause)
 }
 
-// Listing has the entries that a store lists: all of them, or one shard.
+// Listing has the entries that a store lists: all, or one shard.
 type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
@@ -44,8 +43,8 @@ type Listing struct {
 	Begun time.Time
 	// Suspicion says why missing entries are not believed, or is empty.
 	Suspicion string
-	// Accepted is an instant. Any entries missing then may leave. A future instant accepts nothing
-	// yet.
+	// Accepted lets all entries that are missing at that instant leave. In the future it accepts
+	// nothing yet.
 	Accepted time.Time
 }
 
@@ -57,13 +56,13 @@ type Findings struct {
 	Suspicion string
 }
 
-// Observe is ObserveListing of a listing of everything.
+// Observe is ObserveListing of everything.
 func (c *Catalog) Observe(location string, names []string, begun, now time.Time) Findings {
 	return c.ObserveListing(location, Listing{Names: names, Begun: begun}, now)
 }
 
 // ObserveListing takes a complete listing. docs/catalogue.md ("When backups are missing") says when
-// the entries that it lacks leave.
+// missing entries leave.
 func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time) Findings {
 	var findings Findings
 	c.change(func(changed *recorder) {
@@ -120,10 +119,9 @@ func (e *entry) toRead(now time.Time) bool {
 }
 
 type losses struct {
-	// known counts the entries without accepted and explained losses; missing is the missing part.
+	// known counts entries without accepted and explained losses; missing is their missing part.
 	known, missing int
-	// accepted, explained and confirmed have been missing for two listings; confirmed are not too
-	// many.
+	// accepted, explained and confirmed are missing for two listings; confirmed are not too many.
 	accepted, explained, confirmed []*entry
 	// fresh entries were missing in one listing, or are suspect.
 	fresh []*entry

@@ -28,19 +28,19 @@ const (
 	partBytes     = 8 << 20
 	partsInFlight = 2
 	abortTimeout  = 10 * time.Second
-	// Guessing the type would delay the first bytes.
+	// The store would delay the first bytes to guess it.
 	contentType = "application/octet-stream"
 )
 
 type blobBackend struct {
 	bucket *blob.Bucket
-	// s3 and name are set for S3.
+	// For S3.
 	s3   *s3.Client
 	name string
-	// lock is set for S3, if the location has a lock.
+	// For S3 with a lock.
 	lock *locking
-	// removing excludes this process's writes between check and removal, in stores without
-	// conditional removal.
+	// removing excludes this process's writes from check to removal, if the store has no conditional
+	// removal.
 	removing sync.RWMutex
 }
 
@@ -52,8 +52,7 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	if options.StartAfter != "" {
 		listing.BeforeList = func(as func(any) bool) error {
 			var request *s3.ListObjectsV2Input
-			// Only S3 can start in the middle, on its first page; other stores' keys are skipped
-			// below.
+			// Only S3 can start in the middle, on its first page.
 			if as(&request) && request.ContinuationToken == nil {
 				request.StartAfter = aws.String(options.StartAfter)
 			}
@@ -91,7 +90,7 @@ func (b *blobBackend) get(ctx context.Context, key string, offset, length int64)
 
 type blobReader struct{ *blob.Reader }
 
-// Version implements Versioned. Only S3 tells the version with the content.
+// Version implements Versioned. Only S3 sends the version with the content.
 func (r blobReader) Version() string {
 	var answer s3.GetObjectOutput
 	if r.As(&answer) {
@@ -169,8 +168,8 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
-// tuneUpload bounds the memory of an upload to S3. Parts are removed even after its context has
-// ended, where the SDK would fail.
+// tuneUpload bounds an upload's memory in S3, and removes parts even after the context's end, where the
+// SDK would fail.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	var manager *transfermanager.Client
 	if b.s3 != nil && as(&manager) {
@@ -218,7 +217,7 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	if b.s3 == nil {
 		return b.bucket.Delete(ctx, key)
 	}
-	// gocloud.dev would check first whether it exists.
+	// gocloud.dev would first check that it exists.
 	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
 	return err
 }
@@ -276,8 +275,8 @@ func (b *blobBackend) now(ctx context.Context, folder string) (time.Time, error)
 
 func (b *blobBackend) close() error { return b.bucket.Close() }
 
-// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context
-// has ended.
+// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context has
+// ended.
 type blobWriter struct {
 	*blob.Writer
 	backend *blobBackend

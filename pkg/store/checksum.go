@@ -17,8 +17,8 @@ import (
 	"github.com/aws/smithy-go/middleware"
 )
 
-// sendChecksums sends a CRC32 with every object and part, which the store verifies. Buckets with a
-// default retention require it. It is a header, which older stores ignore.
+// sendChecksums sends a CRC32 with every object and part: buckets with a default retention require it.
+// It is a header, which older stores ignore.
 func sendChecksums(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/checksum",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {

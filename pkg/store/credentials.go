@@ -27,14 +27,14 @@ import (
 )
 
 const (
-	// identityTimeout is the maximum time of a request for credentials, whose answer is small.
+	// identityTimeout bounds a request for credentials.
 	identityTimeout = 30 * time.Second
-	// sessionDuration is the maximum for a role that is assumed by another one.
+	// sessionDuration is the maximum for a role that another role assumes.
 	sessionDuration = time.Hour
 )
 
-// identities are the settings with sessions that this process has. A store is opened often, and
-// each session costs a request to STS.
+// identities are the settings with sessions of this process: a store is opened often, and each session
+// costs a request to STS.
 var identities = struct {
 	sync.Mutex
 	of map[string]aws.Config
@@ -43,8 +43,8 @@ var identities = struct {
 // maxIdentities bounds the sessions of former settings.
 const maxIdentities = 100
 
-// ownIdentity returns settings with the credentials that the environment gives this process, or
-// with the location's role, which it assumes by them.
+// ownIdentity returns settings with the credentials of the environment, or with the location's role,
+// which these assume.
 func ownIdentity(ctx context.Context, location *enginev1alpha1.S3Location, region string, trusted *x509.CertPool) (aws.Config, error) {
 	environment := slices.DeleteFunc(os.Environ(), func(variable string) bool { return !strings.HasPrefix(variable, "AWS_") })
 	of := func(role, externalID string) string {
@@ -102,7 +102,7 @@ func load(ctx context.Context, region string, trusted *x509.CertPool) (aws.Confi
 	return settings, nil
 }
 
-// remember keeps settings whose credentials renew themselves. Those in a file stay as they were read.
+// remember keeps settings whose credentials renew themselves, unlike those in a file.
 func remember(key string, settings aws.Config) {
 	if !hasSessions(settings.Credentials) {
 		return
@@ -126,8 +126,8 @@ func sourcesOf(provider aws.CredentialsProvider) []aws.CredentialSource {
 	return nil
 }
 
-// sessionName returns the pod's name, by which an audit log tells the roles of Holdfast apart. It
-// must not vary: STS's errors quote it, and conditions have them.
+// sessionName returns the pod's name, for audit logs. It must not vary: STS's errors quote it, and
+// conditions have them.
 func sessionName() string {
 	name, _ := os.Hostname()
 	name = strings.Map(func(r rune) rune {
@@ -142,7 +142,7 @@ func sessionName() string {
 	return name[:min(len(name), 64)]
 }
 
-// toldCredentials marks errors, since the store has no part in them.
+// toldCredentials marks errors without a part of the store.
 type toldCredentials struct{ aws.CredentialsProvider }
 
 // Retrieve implements aws.CredentialsProvider.
@@ -172,7 +172,7 @@ func classifyCredentials(failed *credentialsError) (reason string, kind error) {
 	if operation, ok := errors.AsType[*smithy.OperationError](err); ok && operation.ServiceID == sts.ServiceID {
 		service = "STS"
 	} else if ok {
-		return noCredentials, ErrDenied // the nodes' metadata service is the last resort
+		return noCredentials, ErrDenied // the metadata service of nodes is the last resort
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		code := answer.ErrorCode()
@@ -212,12 +212,12 @@ func classifyCredentials(failed *credentialsError) (reason string, kind error) {
 
 const (
 	maxWords = 500
-	// maxWord is longer than the ARN of a usual role, and shorter than any token.
+	// maxWord is longer than a usual role's ARN, and shorter than any token.
 	maxWord = 160
 )
 
-// words returns STS's message, which names the caller and the missing right. It leaves out one that
-// may quote a token.
+// words returns STS's message, which names the caller and the missing right; empty if it may quote a
+// token.
 func words(message string) string {
 	if message == "" || len(message) > maxWords || strings.ContainsFunc(message, func(r rune) bool { return r < ' ' || r > '~' }) ||
 		slices.ContainsFunc(strings.Fields(message), func(word string) bool { return len(word) > maxWord }) {

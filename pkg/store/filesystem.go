@@ -28,20 +28,19 @@ const (
 	fileMode   = 0o600
 	folderMode = 0o700
 
-	// folderTries bounds how often a writer creates its folder while removers remove it. It only
-	// matters if the location's folder was removed while open.
+	// folderTries bounds how often a writer creates its folder while removers remove it. It matters
+	// only if the open location's folder was removed.
 	folderTries = 1000
 
 	temporaryPrefix = ".holdfast-"
 	temporarySuffix = ".tmp"
 )
 
-// filesystemBackend keeps each object in a file. The folder is opened for each operation, since it
-// may be mounted at any time; only Bucket.Folder's stays open. It is never left, by symbolic link
-// or otherwise.
+// filesystemBackend keeps each object in a file. It opens the folder for each operation, since it may
+// be mounted at any time; only Bucket.Folder's stays open. No symbolic link leads out of it.
 //
-// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive
-// writes, and does not sync.
+// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive writes,
+// and does not sync.
 type filesystemBackend struct {
 	path     string
 	open     *os.Root // of a Folder
@@ -134,8 +133,7 @@ type fileListing struct {
 	yield     func(Object, error) bool
 }
 
-// folder yields the content of a folder, "" or ending in a slash. Folders sort by their names with
-// the slash.
+// folder yields the content of a folder, "" or ending in a slash. Folders sort with the slash.
 func (l *fileListing) folder(folder string) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
@@ -166,7 +164,7 @@ func (l *fileListing) folder(folder string) error {
 	return nil
 }
 
-// readFolder returns the objects and folders of one level, in the order of keys.
+// readFolder returns one level in the order of keys.
 func readFolder(root opened, folder string, unfinished bool) ([]Object, error) {
 	directory, err := root.Open(path.Join(".", folder))
 	if err != nil {
@@ -298,7 +296,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 		return ErrChanged
 	}
 	folder := path.Dir(key)
-	// The file may have been replaced meanwhile: move it aside, and compare.
+	// The file may have been replaced: move it aside, and compare.
 	aside := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
 	if err := root.Rename(key, aside); err != nil {
 		return err
@@ -319,7 +317,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 	return other
 }
 
-// fileVersion returns the inode and the time of the write, since inodes are reused.
+// fileVersion includes the time of the write, since inodes are reused.
 func fileVersion(info fs.FileInfo) string {
 	var inode uint64
 	if status, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -385,7 +383,7 @@ func (f *filesystemBackend) close() error {
 	return f.open.Close()
 }
 
-// removeEmptyFolders removes folders with their last object, as in other stores.
+// removeEmptyFolders makes folders end with their last object, as in other stores.
 func removeEmptyFolders(root opened, folder string) {
 	for folder != "." && root.Remove(folder) == nil {
 		folder = path.Dir(folder)
@@ -418,7 +416,7 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, temporaryPrefix) && strings.HasSuffix(name, temporarySuffix)
 }
 
-// IsUnfinished reports whether a key is of an unfinished write, as ListOptions.Unfinished lists.
+// IsUnfinished reports whether a key is of an unfinished write, as in ListOptions.Unfinished.
 func IsUnfinished(key string) bool { return isTemporary(path.Base(key)) }
 
 type fileReader struct {
@@ -464,7 +462,7 @@ func (w *fileWriter) commitOver() error {
 	})
 }
 
-// Commit fails for an existing object. It makes this and earlier objects of its folder durable.
+// Commit fails for an existing object. It makes the object, and earlier ones of its folder, durable.
 func (w *fileWriter) Commit() error {
 	return w.end(func() error {
 		err := w.root.Link(w.temporary, w.key)
@@ -479,7 +477,7 @@ func (w *fileWriter) Commit() error {
 	})
 }
 
-// syncFolders syncs the object's folder, and with all those above, which may be new.
+// syncFolders syncs the object's folder; with all also the folders above, which may be new.
 func (w *fileWriter) syncFolders(all bool) error {
 	for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
 		if err := syncFolder(w.root, folder); err != nil || !all || folder == "." {

@@ -17,20 +17,20 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// foreignAnswer is a successful answer that is no store's, as of a portal or a proxy.
+// foreignAnswer is a successful answer that is not from a store but, for example, from a proxy.
 type foreignAnswer struct {
-	// speaks is what a store would speak, if it is not S3.
+	// speaks is the expected protocol, unless S3.
 	speaks string
 	sent   string
-	// again is set where a store itself may have answered, and is asked again: versitygw describes
-	// an object without its ETag while it removes it.
+	// again is set if a store itself may have answered: versitygw describes an object without its ETag
+	// while it removes it.
 	again bool
 }
 
-// RetryableError tells the SDK whether to ask again.
+// RetryableError implements the interface of the SDK of S3.
 func (e *foreignAnswer) RetryableError() bool { return e.again }
 
-// NonRetriable tells the SDK of Azure not to ask again.
+// NonRetriable stops the retries of Azure's SDK.
 func (e *foreignAnswer) NonRetriable() {}
 
 func (e *foreignAnswer) Error() string {

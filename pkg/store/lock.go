@@ -24,19 +24,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ErrNoLock: the location has a lock, and its bucket can't lock objects. A write would fail, or keep
-// no promise.
+// ErrNoLock: the location has a lock, but its bucket can't lock objects. A write would fail, or be
+// unlocked.
 var ErrNoLock = errors.New("the bucket can't lock objects")
 
-// lockedWrite names the rights that a write with a lock needs.
+// lockedWrite names the rights of a write with a lock.
 const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 
 // kopiaFormat is the blob that opens a repository. It is created without Kopia.
 const kopiaFormat = "kopia.repository"
 
-// isLocked reports whether the object of a key, below the location's prefix, is written with a
-// lock. In a bucket with object lock each write makes a version, and a removal hides it: neither is
-// refused. So even an object that is rewritten may be locked; each of its versions then stays.
+// isLocked reports whether the object of a key, below the location's prefix, is written with a lock. In
+// a bucket with object lock a write makes a version, and a removal hides it: neither is refused. So
+// even objects that are rewritten may be locked.
 //
 //	objects                                locked  why
 //	backups/NAME/, all of them             yes     a restore needs them; the owner's mark, too, is written once
@@ -49,13 +49,12 @@ const kopiaFormat = "kopia.repository"
 //	metadata/holdfast/claims/, probes/     no      rewritten each minute; removed at once
 //	metadata/holdfast/removals/            no      requests, which are removed when they are done
 //
-// A removal request that an attacker forges, or removes, is in no backup's way: the versions stay.
+// A forged or removed removal request harms no backup: the versions stay.
 func isLocked(key string) bool {
 	return strings.HasPrefix(key, format.BackupsPrefix) || key == format.StoreIdentityKey || strings.HasPrefix(key, format.WrappedKeysPrefix) ||
 		strings.HasPrefix(key, format.RepositoriesPrefix) && path.Base(key) == kopiaFormat
 }
 
-// locking locks the objects that a client of S3 writes.
 type locking struct {
 	mode   string
 	period time.Duration
@@ -68,7 +67,7 @@ type locking struct {
 // clockReading is an instant by the store's clock, and by this process's monotonic one.
 type clockReading struct{ theirs, ours time.Time }
 
-// newLocking returns how the objects below a location's prefix are locked; nil without a lock.
+// newLocking returns nil without a lock.
 func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	if lock == nil {
 		return nil
@@ -76,7 +75,7 @@ func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	return &locking{mode: strings.ToUpper(string(lock.Mode)), period: lock.Period(), prefix: prefix}
 }
 
-// use adds the lock to a client's writes: whole objects and those in parts.
+// use locks a client's writes: whole objects and uploads in parts.
 func (l *locking) use(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/lock",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -115,10 +114,10 @@ func (l *locking) add(ctx context.Context, request any) error {
 	return nil
 }
 
-// end returns the end of a lock that begins now, by the store's clock. The store's last answer said
-// its time to the second, and this process's monotonic clock counts from there: so neither a wrong
-// clock here nor its correction shortens a lock. The time of an answer's way is lost. So is the time
-// in which the machine slept since the last answer.
+// end returns the end of a lock that begins now, by the store's clock. The store's last answer gives
+// its time to the second, and this process's monotonic clock counts from there: so a wrong or corrected
+// clock here shortens no lock. An answer's way, and sleep of the machine since the last answer, are
+// lost.
 func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, error) {
 	read := l.read.Load()
 	if read == nil && l.ask != nil {
@@ -133,8 +132,8 @@ func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, err
 	return read.theirs.Add(time.Since(read.ours) + period).Truncate(time.Second).Add(time.Second).UTC(), nil
 }
 
-// Lock returns how the store's objects are locked by the location: the mode in S3's words, and for
-// how long at once. The period is zero without a lock.
+// Lock returns how the location locks the store's objects: the mode in S3's words, and the period; zero
+// without a lock.
 func (b *Bucket) Lock() (mode string, period time.Duration) {
 	if l := b.locking(); l != nil {
 		return l.mode, l.period
@@ -149,8 +148,8 @@ func (b *Bucket) locking() *locking {
 	return nil
 }
 
-// Retain returns the retention of an object that is written now: by the store's clock if the
-// location has a lock, else by this machine's.
+// Retain returns the retention of an object that is written now: by the store's clock if the location
+// has a lock, else by this machine's.
 func (b *Bucket) Retain(ctx context.Context, mode string, period time.Duration) (Retention, error) {
 	l := b.locking()
 	if l == nil {
@@ -160,8 +159,8 @@ func (b *Bucket) Retain(ctx context.Context, mode string, period time.Duration) 
 	return Retention{Mode: mode, Until: end}, explain("ask the clock of", "", err)
 }
 
-// CheckLock fails with ErrNoLock if the location has a lock, and its bucket can't lock objects. It
-// makes no request without a lock.
+// CheckLock fails with ErrNoLock if the location has a lock, but its bucket can't lock objects. Without
+// a lock it makes no request.
 func (b *Bucket) CheckLock(ctx context.Context) error {
 	l := b.locking()
 	if l == nil {
@@ -189,9 +188,9 @@ func (b *Bucket) CheckLock(ctx context.Context) error {
 	}
 }
 
-// ExtendLock ensures that an object is locked for a time from now, by the store's clock, and returns
-// until when it is. If the lock ends too early, it is extended by the location's period. The object
-// keeps the mode that it has. It fails with ErrNotFound for a missing object.
+// ExtendLock ensures that an object is locked for at least a time from now, by the store's clock, and
+// returns the lock's end. A lock that ends earlier is extended by the location's period. The object
+// keeps its mode. It fails with ErrNotFound for a missing object.
 func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration) (time.Time, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return time.Time{}, err
@@ -202,7 +201,7 @@ func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration
 	}
 	until, err := b.extend(ctx, l, key, least)
 	if errors.Is(err, ErrDenied) {
-		// Another process may have extended it further meanwhile, and a shorter lock is denied.
+		// Another process may have extended it further, and a shorter lock is denied.
 		if again, mode, readErr := b.retention(ctx, b.prefix+key); readErr == nil && mode != "" && again.After(until) {
 			return again, nil
 		}
@@ -240,7 +239,7 @@ func (b *Bucket) extend(ctx context.Context, l *locking, key string, least time.
 	return end, nil
 }
 
-// retention reads an object's lock; the mode is empty without one.
+// retention returns an empty mode without a lock.
 func (b *Bucket) retention(ctx context.Context, key string) (until time.Time, mode s3types.ObjectLockRetentionMode, err error) {
 	client, name := b.client()
 	found, err := client.GetObjectRetention(ctx, &s3.GetObjectRetentionInput{Bucket: aws.String(name), Key: aws.String(key)})
@@ -255,7 +254,6 @@ func (b *Bucket) retention(ctx context.Context, key string) (until time.Time, mo
 	return aws.ToTime(found.Retention.RetainUntilDate), found.Retention.Mode, nil
 }
 
-// client returns the client of a bucket with a lock, and the bucket's name.
 func (b *Bucket) client() (*s3.Client, string) {
 	backend := b.backend.(*blobBackend)
 	return backend.s3, backend.name
