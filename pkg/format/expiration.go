@@ -19,14 +19,14 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// The expiration of a stored backup can change, and its volumes can be deleted. Each change is a
-// signed object beside the folder, created once with the next number. It has the whole state,
-// including all deletions so far, so only the trusted change with the greatest number counts.
+// A stored backup's expiration can change, and its volumes can be deleted. Each change is a signed
+// object beside the folder, created once with the next number. It has the whole state with all
+// deletions, so only the trusted change with the greatest number counts.
 
 const (
 	// MaxExpirationBytes bounds a change that is read: it may name each volume.
 	MaxExpirationBytes = 4 << 20
-	// MaxExpirations bounds the changes of a backup.
+	// MaxExpirations bounds a backup's changes.
 	MaxExpirations      = 1000
 	MaxExpirationNumber = 999_999_999
 
@@ -36,19 +36,18 @@ const (
 
 // Expiration is one change of a stored backup.
 type Expiration struct {
-	// StoreName and UID of the backup, and the number of the change, from 1.
+	// StoreName and UID are the backup's, Number is the change's, from 1.
 	StoreName string
 	UID       types.UID
 	Number    int64
-	// Expiration is when the backup expires; nil for never.
+	// Expiration is nil for never.
 	Expiration *metav1.Time
 	Hold       *Hold
-	// Deleted are all deleted volumes of the backup. They are not shown or restored, and their
-	// snapshots are removed.
+	// Deleted are all deleted volumes. They are not shown or restored, and their snapshots are removed.
 	Deleted   []DeletedVolume
 	Requester string
 	Timestamp metav1.Time
-	// Request identifies the request, so that it is not applied twice.
+	// Request identifies the request, so that it is applied once.
 	Request string
 	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
@@ -61,16 +60,16 @@ type Hold struct {
 	Reason    string      `json:"reason,omitempty"`
 }
 
-// VolumeID identifies a volume within a backup.
+// VolumeID identifies a volume in a backup.
 type VolumeID struct {
 	Namespace string `json:"namespace"`
-	// Name is as PodVolumeBackup.VolumeName.
+	// Name is PodVolumeBackup.VolumeName.
 	Name string `json:"name"`
 	// Repeat counts earlier volumes of this name in the backup's list.
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// DeletedVolume is a volume of a backup that is deleted.
+// DeletedVolume is a deleted volume of a backup.
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
 	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.
@@ -101,13 +100,13 @@ type storedExpirationSpec struct {
 	Request    string          `json:"request,omitempty"`
 }
 
-// ExpirationsBeginning returns the prefix below BackupsPrefix of a backup's changes.
+// ExpirationsBeginning returns the prefix of a backup's changes below BackupsPrefix.
 func ExpirationsBeginning(storeName string, backup types.UID) string {
 	return storeName + ".expiration-" + string(backup) + "-"
 }
 
-// ExpirationKey returns the key of a change, beside the folders: their listings show it, and
-// Velero, which uses folders only, ignores it.
+// ExpirationKey returns a change's key, beside the folders: listings show it, and Velero, which uses
+// only folders, ignores it.
 func ExpirationKey(storeName string, backup types.UID, number int64) string {
 	return BackupsPrefix + ExpirationsBeginning(storeName, backup) + strconv.FormatInt(number, 10) + ".json"
 }
@@ -153,8 +152,7 @@ func EncodeExpiration(e Expiration, cluster Cluster) ([]byte, error) {
 	return data, err
 }
 
-// DecodeExpiration reads the object of ExpirationKey. It fails for a wrong signature, backup or
-// number.
+// DecodeExpiration reads the object of ExpirationKey. It fails for a wrong signature, backup or number.
 func DecodeExpiration(data []byte, storeName string, backup types.UID, number int64) (*Expiration, error) {
 	if len(data) > MaxExpirationBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxExpirationBytes)
@@ -181,7 +179,7 @@ func DecodeExpiration(data []byte, storeName string, backup types.UID, number in
 	}, nil
 }
 
-// Newest returns the newest trusted change; nil without one.
+// Newest returns the newest trusted change, or nil.
 func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	var newest *Expiration
 	for i := range changes {
@@ -192,7 +190,7 @@ func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	return newest
 }
 
-// NewestFirst sorts keys of one backup's changes by number, descending.
+// NewestFirst sorts the keys of a backup's changes by descending number.
 func NewestFirst(keys []string) []string {
 	keys = slices.Clone(keys)
 	slices.SortFunc(keys, func(a, b string) int {

@@ -26,7 +26,7 @@ func GeneratedKey(key string) ([]byte, bool) {
 }
 
 // KeyFingerprint identifies a repository's key publicly, as 32 hexadecimal digits: the beginning of a
-// generated key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much
+// generated key's SHA-256. That could help to guess a chosen key, so such a fingerprint costs as much
 // as an attempt to open the repository.
 func KeyFingerprint(key, namespace string) (string, error) {
 	if _, generated := GeneratedKey(key); generated {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// StoreIdentityKey has the store's identity. It is created once, by a conditional write.
+// StoreIdentityKey has the store's identity, created once by a conditional write.
 const StoreIdentityKey = HoldfastPrefix + "store.json"
 
 // MaxStoreIdentityBytes bounds a StoreIdentity that is read.
@@ -24,10 +24,10 @@ type StoreIdentity struct {
 	Created time.Time `json:"created"`
 }
 
-// EncodeStoreIdentity returns the content of StoreIdentityKey.
+// EncodeStoreIdentity encodes a StoreIdentity.
 func EncodeStoreIdentity(identity StoreIdentity) ([]byte, error) { return json.Marshal(identity) }
 
-// DecodeStoreIdentity reads the content of StoreIdentityKey.
+// DecodeStoreIdentity decodes a StoreIdentity.
 func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	if len(data) > MaxStoreIdentityBytes {
 		return StoreIdentity{}, fmt.Errorf("it has more than %d bytes", MaxStoreIdentityBytes)

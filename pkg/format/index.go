@@ -17,18 +17,18 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index has the read contents of all backups of a location in a few objects. It is
-// derived: a reader without a valid index reads the backups.
+// A cluster's index has the contents of all backups of a location in a few objects. It is derived: a
+// reader without a valid index reads the backups.
 //
 // No object is written twice. Segments are named by their digest, heads by increasing numbers; the
-// newest head is the index. It names the segments and holds newer entries. Its first line is a
-// signed document with the digest of the rest.
+// newest head is the index. It names the segments, and holds newer entries. Its first line is a signed
+// document with the digest of the rest.
 
 const (
 	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects that are read.
 	MaxIndexHeadBytes    = 16 << 20
 	MaxIndexSegmentBytes = 32 << 20
-	// MaxIndexSegments bounds the segments of a head.
+	// MaxIndexSegments bounds a head's segments.
 	MaxIndexSegments = 1000
 
 	maxIndexDocumentBytes = 1 << 20
@@ -38,7 +38,7 @@ const (
 	IndexesPrefix = HoldfastPrefix + "index/"
 )
 
-// IndexHead is the head of an index.
+// IndexHead is an index's head.
 type IndexHead struct {
 	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
@@ -49,7 +49,7 @@ type IndexHead struct {
 
 // IndexSegment is a segment as its head names it.
 type IndexSegment struct {
-	// SHA256 is the digest and name of the object.
+	// SHA256 is the object's digest and name.
 	SHA256  string `json:"sha256"`
 	Size    int64  `json:"size"`
 	Entries int64  `json:"entries"`
@@ -73,23 +73,23 @@ type storedIndexSpec struct {
 	Newest Content `json:"newest"`
 }
 
-// IndexPrefix is the folder of a cluster's index.
+// IndexPrefix returns the folder of a cluster's index.
 func IndexPrefix(clusterUID string) string { return IndexesPrefix + clusterUID + "/" }
 
-// IndexHeadKey is the key of a head; greater numbers are newer.
+// IndexHeadKey returns a head's key; greater numbers are newer.
 func IndexHeadKey(clusterUID string, number int64) string {
 	return fmt.Sprintf("%shead-%016x", IndexPrefix(clusterUID), number)
 }
 
-// IndexSegmentKey returns the key of a segment.
+// IndexSegmentKey returns a segment's key.
 func IndexSegmentKey(clusterUID, digest string) string {
 	return IndexPrefix(clusterUID) + "segment-" + digest
 }
 
 var indexName = regexp.MustCompile(`^([0-9A-Za-z-]{1,64})/(?:head-([0-7][0-9a-f]{15})|segment-([0-9a-f]{64}))$`)
 
-// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false
-// for other keys.
+// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false for
+// other keys.
 func ParseIndexKey(key string) (clusterUID string, number int64, digest string, ok bool) {
 	name, inside := strings.CutPrefix(key, IndexesPrefix)
 	parts := indexName.FindStringSubmatch(name)

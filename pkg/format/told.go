@@ -14,9 +14,9 @@ const (
 	maxNamedBytes = 240
 )
 
-// Told collects texts about a run for one line in its object. Every reader of the object sees the
-// line, so a tenant's names only objects of its own namespace, and counts the others. The zero
-// value names all. The fields are for its JSON.
+// Told collects texts about a run for one line in its object. Each reader of the object sees the line,
+// so a tenant's names only objects of its own namespace, and counts the others. The zero value names
+// all. The fields are for its JSON.
 type Told struct {
 	Only  string   `json:"only,omitempty"`
 	First []string `json:"first,omitempty"`
@@ -36,7 +36,7 @@ func (t *Told) Add(namespace, text string) {
 	t.AddAny(text, t.Only == "" || namespace == t.Only)
 }
 
-// AddAny adds a text, which is named or only counted.
+// AddAny adds a text, named or only counted.
 func (t *Told) AddAny(text string, named bool) {
 	if t.Count++; !named || len(t.First) >= maxNamed {
 		return
@@ -74,7 +74,7 @@ func Note(text string) string {
 	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
 }
 
-// Counted returns a number of things, such as "1 error" and "2 errors".
+// Counted returns a number of things, such as "1 error" or "2 errors".
 func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing
@@ -83,7 +83,7 @@ func Counted[N ~int | ~int32](count N, thing string) string {
 }
 
 // Findings returns the counts of errors and warnings, and the first errors, or else warnings; empty
-// if there are none.
+// without any.
 func Findings(errors, warnings *Told) string {
 	named := warnings
 	if errors.Count > 0 {

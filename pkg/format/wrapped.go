@@ -33,14 +33,14 @@ const (
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
-// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted
-// for recovery keys whose private halves are outside the cluster. Its cluster signs it, since anyone
-// with a recovery key could encrypt.
+// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted for
+// recovery keys, whose private halves are outside the cluster. Its cluster signs it, since recovery
+// keys are public.
 type WrappedKey struct {
 	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's
-	// namespace, and empty for the keys that decrypt backups.
+	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's, and
+	// empty for the keys that decrypt backups.
 	Location, VolumeNamespace string
 	Fingerprint               string
 	RecoveryKeys              []string
@@ -100,7 +100,7 @@ func (w WrappedKey) validate() error {
 	return nil
 }
 
-// EncodeWrappedKey encodes a wrapped key, signed by the cluster.
+// EncodeWrappedKey encodes and signs a wrapped key.
 func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	if cluster.Key == nil {
 		return nil, errors.New("the cluster has no key to sign with")
