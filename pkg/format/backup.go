@@ -43,15 +43,17 @@ const AnnotationIncomplete = "holdfast.io/incomplete-data"
 
 // Annotations of velero-backup.json. The backup's own ones with this prefix are not stored.
 const (
-	AnnotationPrefix             = "holdfast.io/"
-	AnnotationOriginNamespace    = "holdfast.io/origin-namespace"
-	AnnotationOriginName         = "holdfast.io/origin-name"
+	AnnotationPrefix          = "holdfast.io/"
+	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
+	AnnotationOriginName      = "holdfast.io/origin-name"
+	// AnnotationOriginNamespaceUID is the uid of the namespace.
 	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
 	// AnnotationClusterUID is the uid of the namespace kube-system.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
 	AnnotationPublicKey  = "holdfast.io/public-key"
 	// AnnotationSignature is the signature of the other metadata.
-	AnnotationSignature   = "holdfast.io/signature"
+	AnnotationSignature = "holdfast.io/signature"
+	// AnnotationScheduleUID is the uid of the Schedule, if any.
 	AnnotationScheduleUID = "holdfast.io/schedule-uid"
 	AnnotationRequester   = "holdfast.io/requester"
 	// AnnotationQueuedAt is in RFC 3339.

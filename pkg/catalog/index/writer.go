@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is a Writer's part of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -26,26 +26,25 @@ type Store interface {
 }
 
 const (
-	// Each head repeats the newest entries, so they are few.
+	// Few, since each head repeats the newest entries.
 	newestRows, newestEntries = 20_000, 1000
-	// Segments are merged up to these sizes. A million rows take a dozen segments.
+	// Segments are merged up to these sizes: a dozen for a million rows.
 	segmentRows, segmentEntries = 100_000, 5000
-	// The oldest segments beyond this number are dropped.
+	// The oldest segments beyond it are dropped.
 	maxSegments = format.MaxIndexSegments
 	// defaultGrace exceeds any reader's time from a head to its segments.
 	defaultGrace = time.Hour
-	// pageNames is the distance of boundaries: less than a page, since other objects are between
-	// names.
+	// pageNames is the distance of boundaries: less than a page, which also has other objects.
 	pageNames = 800
 )
 
-// Writer writes the index of one cluster in one store. It begins with Load, and is not safe for
-// concurrent use. Changes are visible after Commit.
+// Writer writes one cluster's index in a store. It begins with Load, and is not safe for concurrent
+// use. Changes are visible after Commit.
 type Writer struct {
 	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
-	// Exact removes swept entries from every segment. Otherwise a mostly kept segment stays:
-	// readers show only what the store lists.
+	// Exact removes swept entries from every segment. Otherwise a mostly kept segment stays: readers
+	// show only listed names.
 	Exact bool
 
 	store   Store
@@ -251,7 +250,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	for range attempts {
-		// Heads are ordered by their numbers, not by the writers' clocks.
+		// Heads are ordered by number, not by the writers' clocks.
 		w.number = max(w.number+1, w.clock.Now().UnixMilli())
 		err = w.store.Create(ctx, format.IndexHeadKey(w.cluster.UID, w.number), data)
 		if !errors.Is(err, store.ErrExists) {
@@ -308,8 +307,8 @@ func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) er
 	return nil
 }
 
-// Clean removes objects of the cluster's index that the newest head does not name, after a grace.
-// It does nothing unless that head is this Writer's.
+// Clean removes objects of the cluster's index that the newest head does not name, after a grace. It
+// does nothing unless that head is this Writer's.
 func (w *Writer) Clean(ctx context.Context) error {
 	named := map[string]bool{}
 	for _, segment := range w.head.Segments {
@@ -335,8 +334,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may still use the head that was the newest one within the grace. Everything named
-	// later is younger, and stays.
+	// Readers may still use the head that was newest within the grace. Objects that later heads name
+	// are younger, and stay.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

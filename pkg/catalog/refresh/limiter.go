@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// limiter adapts the number of concurrent requests to the store. The limit grows with each answer
-// while at least half of it is used, and is halved when the store is overloaded. Before the first
-// overload it doubles each round; then it grows by one. It bounds readers of entries likewise.
+// limiter adapts the number of concurrent requests to the store. The limit grows with each answer while
+// at least half is used, and is halved when the store is overloaded. Before the first overload it
+// doubles each round; then it grows by one. It also bounds readers of entries.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64

@@ -1,17 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refresh updates the catalogue from the stores, each location by itself. A Layout
-// knows the objects. The package only reads (store.Ranger).
+// Package refresh updates the catalogue from the stores, each location by itself. A Layout knows the
+// objects. The package only reads (store.Ranger).
 //
 //  1. A backup that this cluster stores is read when it ends.
-//  2. A poll lists one shard of a location with one request; the next poll continues there. A
-//     second request lists a part of the read objects, to find replaced metadata.
+//  2. A poll lists one shard of a location with one request; the next poll continues there. A second request
+//     lists a part of the read objects, to find replaced metadata.
 //  3. A full listing lists everything: at first, every hour, and on request.
 //
-// New entries are read. The store determines the number of concurrent requests (limiter).
-// Unparsable content is a backup's fault. A failed request is the store's, and changes nothing
-// known. A refusal is the backup's fault if a known backup can still be read.
+// New entries are read. The store determines the number of concurrent requests (limiter). Unparsable
+// content is a backup's fault. A failed request is the store's, and changes nothing known. A refusal is
+// the backup's fault if a known backup can still be read.
 package refresh
 
 import (
@@ -54,10 +54,10 @@ type Location struct {
 	// Layout defaults to Velero's.
 	Layout  Layout
 	Indexed bool
-	// Cache, if not nil, keeps the read contents for the next process.
+	// Cache, if not nil, keeps the contents for the next process.
 	Cache Cache
-	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval
-	// and on request.
+	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval and
+	// on request.
 	Beside   func(ctx context.Context, from store.Reader) error
 	Interval *time.Duration
 	// Asked identifies requests. A change causes a full listing.
@@ -67,18 +67,18 @@ type Location struct {
 	Known    Known
 }
 
-// Cache keeps the read contents of one location (package local). It is opened once, and closed.
+// Cache keeps one location's contents (index.LocalCache). It is opened once, and closed.
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
 	// Remove hides names from the next process, however this one ends.
 	Remove(storeNames ...string) error
-	// Write writes if due, Close always, except entries that keep rejects.
+	// Write writes if due, Close always, both without entries that keep rejects.
 	Write(ctx context.Context, keep func(storeName string) bool) error
 	Close(ctx context.Context, keep func(storeName string) bool) error
 }
 
-// Asked identifies requests for a location; State.Synced has the finished ones.
+// Asked identifies requests for a location; State.Synced has finished ones.
 type Asked struct {
 	Generation int64
 	Request    string
@@ -87,7 +87,7 @@ type Asked struct {
 // Known is a former process's knowledge.
 type Known struct {
 	Backups int
-	// Suspicious is since when backups were missing; zero if none were.
+	// Suspicious is since when backups are missing; zero if none.
 	Suspicious time.Time
 }
 
@@ -95,20 +95,20 @@ type Known struct {
 type Options struct {
 	// SystemNamespace gets the backups that belong to no namespace here.
 	SystemNamespace string
-	// Interval is the time between polls of a location, within a tenth. Zero means listings only at
-	// the start and on request.
+	// Interval is the time between polls of a location, within a tenth. Zero means listings only at the
+	// start and on request.
 	Interval time.Duration
 	// FullInterval is the time between full listings that take more than a poll. Default 1 h.
 	FullInterval time.Duration
 	// Reads is the first number of concurrent requests to a location. Default 16.
 	Reads int
-	// MostReads is its maximum. Default 128, or Reads if that is set.
+	// MostReads is the maximum. Default 128, or Reads if set.
 	MostReads int
 	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
 	Clock          clock.WithDelayedExecution
-	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to
-	// read a single backup.
+	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to read
+	// a single backup.
 	Asked func(location string)
 }
 
@@ -117,8 +117,8 @@ const (
 	defaultMostReads      = 128
 	defaultRequestTimeout = 30 * time.Second
 	defaultFullInterval   = time.Hour
-	// A failed location is tried again after firstRetry, doubled each time up to the interval, or
-	// to mostRetry without one.
+	// After a failure, a location waits for firstRetry, doubled each time up to the interval, or to
+	// mostRetry without one.
 	firstRetry    = 5 * time.Second
 	mostRetry     = 5 * time.Minute
 	singleReaders = 4
@@ -127,7 +127,7 @@ const (
 	singleAttempts = 8
 )
 
-// State is the catalogue's knowledge of a location.
+// State is what the catalogue knows of a location.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded      bool
@@ -136,10 +136,10 @@ type State struct {
 	// Synced has the requests before LastFull.
 	Synced            Asked
 	Backups, Replaced int
-	// LeftOut is the number of omitted untrusted backups, NewestLeftOut the newest one's name.
+	// LeftOut counts omitted untrusted backups; NewestLeftOut is the newest one's name.
 	LeftOut       int
 	NewestLeftOut string
-	// Unfinished is the number of folders without a finished backup.
+	// Unfinished counts folders without a finished backup.
 	Unfinished int
 	// Cached is true while a former process's entries are shown, before the first listing.
 	Cached bool
@@ -155,7 +155,7 @@ type State struct {
 	position, watched string
 }
 
-// Refresher refreshes the catalogue. Create it with New.
+// Refresher refreshes the catalogue.
 type Refresher struct {
 	catalog *catalog.Catalog
 	options Options
@@ -197,7 +197,7 @@ func New(c *catalog.Catalog, options Options) *Refresher {
 	}
 }
 
-// Run refreshes until ctx ends, and returns when all workers have stopped.
+// Run refreshes until ctx ends, and returns after all workers.
 func (r *Refresher) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -323,7 +323,7 @@ func (r *Refresher) Awaits(location string, asked Asked) bool {
 	return w != nil && w.awaits(asked)
 }
 
-// State returns the state of a location; false if there is none.
+// State returns a location's state; false without one.
 func (r *Refresher) State(location string) (State, bool) {
 	w := r.worker(location)
 	if w == nil {
@@ -383,8 +383,8 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations were read or tried once, or were silent for a request's
-// time. A new location makes it false.
+// Loaded reports whether all locations were read or tried once, or were silent for a request's time. A
+// new location makes it false.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -438,8 +438,8 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
-// Replacements has a sentence for each location with replaced metadata. The present metadata is not
-// in doubt.
+// Replacements returns a sentence for each location with replaced metadata. Present metadata is not in
+// doubt.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -450,8 +450,8 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts has a sentence for each location with omitted untrusted backups. Other backups are not
-// in doubt.
+// LeftOuts returns a sentence for each location with omitted untrusted backups. Others are not in
+// doubt.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {

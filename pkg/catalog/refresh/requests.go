@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requests is a layout's store: every request is counted, has a timeout, and waits for the limiter.
+// requests is a layout's store: each request is counted, has a timeout, and waits for the limiter.
 type requests struct {
 	store.Reader
 	w *worker
@@ -23,8 +23,8 @@ var _ store.Ranger = requests{}
 
 var errSilent = errors.New("the store did not list its backups in time")
 
-// begin waits for a place. The returned context counts requests; answered must be called once, with
-// the operation's error.
+// begin waits for a place. The returned context counts requests; call answered once, with the
+// operation's error.
 func (r requests) begin(ctx context.Context) (_ context.Context, answered func(error), err error) {
 	limiter, begun := r.w.limiter, r.w.options.Clock.Now()
 	if err := limiter.enter(ctx, &limiter.requests); err != nil {
@@ -48,8 +48,7 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 
 func (r requests) end() { r.w.limiter.leave(&r.w.limiter.requests) }
 
-// List implements store.Reader. Each result has the time of a request; the consumer's time does not
-// count.
+// List implements store.Reader. Each result has the time of a request, without the consumer's time.
 func (r requests) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		ctx, answered, err := r.begin(ctx)

@@ -66,7 +66,7 @@ type worker struct {
 	lastBeside time.Time
 }
 
-// manyRows is how many rows a refresh puts before it returns unused memory to the system.
+// manyRows is how many rows a refresh puts before it returns unused memory.
 const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
@@ -92,7 +92,7 @@ func (w *worker) record(change func(now time.Time)) error {
 
 func (w *worker) isAlive() { w.alive.Store(w.options.Clock.Now().UnixNano()) }
 
-// isSilent reports whether the store has not answered for a request's time, as a hung mount.
+// isSilent reports whether the store, as a hung mount, has not answered for a request's time.
 func (w *worker) isSilent() bool {
 	return w.options.Clock.Now().UnixNano()-w.alive.Load() >= int64(w.options.RequestTimeout)
 }
@@ -190,7 +190,7 @@ func (w *worker) readBeside(ctx context.Context) {
 	}
 }
 
-// wait waits for the pause, for ever if zero, or for a nudge. It returns false when ctx has ended.
+// wait waits for the pause, forever if zero, or a nudge. It returns false when ctx has ended.
 func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	var due <-chan time.Time
 	if pause > 0 {
@@ -207,7 +207,7 @@ func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// pause returns the wait after so many failures; zero means for ever.
+// pause returns the wait after so many failures; zero means forever.
 func (w *worker) pause(failures int) time.Duration {
 	const jitter = 0.1 // keeps two API servers out of step
 	pause := time.Duration(float64(w.interval()) * (1 - jitter + 2*jitter*rand.Float64()))
@@ -431,8 +431,8 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	return found, cmp.Or(err, unwatched)
 }
 
-// replaced returns entries whose version in the store differs from the read one. Each version is
-// tried once: a store's listing may differ from its reads.
+// replaced returns entries whose version in the store differs from the read one. Each version is tried
+// once: a listing may differ from reads.
 func (w *worker) replaced(versions map[string]map[string]string) []string {
 	var names []string
 	for name, present := range versions {
@@ -491,9 +491,9 @@ func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 	return []listing{whole}
 }
 
-// readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After
-// a failure of the store, the unread ones are tried again while others can be read and none timed
-// out. A row of failures ends the attempt, except refusals and timeouts while others can be read.
+// readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After a
+// failure of the store, the unread ones are tried again while others can be read and none timed out. A
+// row of failures ends the attempt, except refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10
 	all := len(names)

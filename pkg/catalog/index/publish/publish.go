@@ -4,8 +4,8 @@
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
 // controller; two at once only waste time.
 //
-// Ended backups are indexed together, soon. A periodic search lists the location, reads backups
-// that the index lacks, drops entries of missing ones, and removes unused objects of its own index.
+// It soon indexes ended backups together. A periodic search lists the location, reads backups that the
+// index lacks, drops entries of missing ones, and removes unused objects of its own index.
 package publish
 
 import (
@@ -53,8 +53,8 @@ type Options struct {
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.WithTicker
-	// Interval is the time between searches, within a tenth, default 6 h. The first search comes
-	// after Delay, default 30 s.
+	// Interval is the time between searches, within a tenth, default 6 h. The first follows Delay,
+	// default 30 s.
 	Interval, Delay time.Duration
 	// Gather is how long an ended backup waits for others. Default 2 s.
 	Gather time.Duration
@@ -63,14 +63,14 @@ type Options struct {
 const (
 	reads    = 4
 	failures = 10
-	// A failed location is tried again after firstRetry, doubled each time up to lastRetry.
+	// After a failure, a location waits for firstRetry, doubled each time up to lastRetry.
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
 	lastTimeout           = 10 * time.Second
 	headsToClean          = 50
 )
 
-// Publisher writes indexes. Create it with New.
+// Publisher writes indexes.
 type Publisher struct {
 	options Options
 	changed chan struct{}
@@ -80,7 +80,7 @@ type Publisher struct {
 	workers map[string]*worker // by location; guarded by mu
 }
 
-// New makes a Publisher. Nothing happens before Run.
+// New returns a Publisher. Nothing happens before Run.
 func New(options Options) *Publisher {
 	if options.Interval == 0 {
 		options.Interval = 6 * time.Hour
@@ -109,12 +109,12 @@ func (p *Publisher) SetLocations(locations []Location) {
 func (p *Publisher) Ended(location, storeName string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w := p.workers[location]; w != nil { // a search finds it otherwise
+	if w := p.workers[location]; w != nil { // else a search finds it
 		w.end(storeName)
 	}
 }
 
-// Run publishes until ctx ends, and returns when all workers have stopped.
+// Run publishes until ctx ends, and returns after all workers.
 func (p *Publisher) Run(ctx context.Context) {
 	if p.options.Cluster.UID == "" || p.options.Cluster.Key == nil {
 		return // no reader could trust it
@@ -385,8 +385,8 @@ func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool
 	return first
 }
 
-// entryVersion is the version of entries; since 2 they have digests. Other versions are read and
-// written again.
+// entryVersion is the version of entries; since 2 they have digests. Entries of other versions are read
+// again.
 const entryVersion = "2"
 
 func stamp(beside []string) string {

@@ -23,8 +23,7 @@ import (
 )
 
 const (
-	// frontBytes is the first read part of a file. The text before the blocks has about 1,000
-	// bytes.
+	// frontBytes is a file's part that is read first. Some 1,000 bytes precede the blocks.
 	frontBytes    = 16 << 10
 	maxLabelBytes = 16 << 10
 )
@@ -33,7 +32,7 @@ const method = "longhorn"
 
 const unfinished = "it has not ended: it is under way, or has failed, which Longhorn's store does not tell apart"
 
-// Probe implements layout.Layout.
+// Probe implements refresh.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, err := from.Attributes(ctx, format.VolumeKey(name))
 	if errors.Is(err, store.ErrNotFound) {
@@ -42,7 +41,7 @@ func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) erro
 	return err
 }
 
-// Read implements layout.Layout.
+// Read implements refresh.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known refresh.KnownEntry) (catalog.Content, error) {
 	var content catalog.Content
 	var objects []store.Object
@@ -127,12 +126,12 @@ func readVolume(ctx context.Context, from store.Ranger, name string, mayRead boo
 
 type reading struct {
 	volume, backup string
-	// row is the result; nil if the store failed, or the backup is missing.
+	// row is nil if the store failed, or the backup is missing.
 	row *catalog.Volume
 	err error
 }
 
-// do reads the backup, twice if the store does not answer.
+// do tries twice if the store does not answer.
 func (r *reading) do(ctx context.Context, from store.Ranger) {
 	var backup *format.Backup
 	for range 2 {
@@ -189,8 +188,8 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. If nothing could be read, the store has failed. Otherwise each failed
-// backup is unreadable until the next read.
+// judge makes the rows. If nothing could be read, the store has failed. Otherwise failed backups are
+// unreadable until the next read.
 func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
@@ -208,7 +207,7 @@ func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content)
 	return nil
 }
 
-// describe sets the rows' volume: namespace and size. The last backup decides where all are listed.
+// describe sets the rows' namespace and size. The last backup decides where all are listed.
 func describe(name string, volume *format.Volume, trouble string, rows []catalog.Volume) {
 	var of map[string]string
 	if volume != nil {
