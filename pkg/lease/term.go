@@ -21,15 +21,15 @@ const (
 	// TermDuration is how long replicas respect an unchanged Lease. A dead replica is replaced within
 	// that time and twice RetryPeriod.
 	TermDuration = 13 * time.Second
-	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no
-	// term. The 2 s until TermDuration cover delays and clocks of different speed.
+	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no term.
+	// The 2 s until TermDuration cover delays and clocks of different speed.
 	Validity = 11 * time.Second
 	// RenewPeriod is the time between renewals, each a write even in an idle cluster.
 	RenewPeriod = 2 * time.Second
 	// RetryPeriod is how often a candidate reads the Lease.
 	RetryPeriod = 500 * time.Millisecond
 
-	// drainLimit bounds the wait for admitted requests at the end of a term.
+	// drainLimit bounds the wait for admitted requests at a term's end.
 	drainLimit = 2 * time.Second
 
 	// ceilingAnnotation exceeds every version that the holder may issue before its next renewal.
@@ -38,7 +38,7 @@ const (
 	headroom = 1 << 26
 )
 
-// ElectionConfig is what an Election needs.
+// ElectionConfig has the settings of an Election.
 type ElectionConfig struct {
 	Leases coordinationclient.LeaseInterface
 	Name   string
@@ -46,10 +46,9 @@ type ElectionConfig struct {
 	Identity string
 	Clock    clock.WithDelayedExecution
 	Issued   func() uint64
-	// Begin is called at the start of a term, before any request: the replica must issue no version
-	// below the given one.
+	// Begin is called at the start of a term, before any request: no lower version may be issued.
 	Begin func(version uint64)
-	// Lead is called in a term, with a context that ends with it. May be nil.
+	// Lead is called in a term, with its context. May be nil.
 	Lead func(ctx context.Context, term *Term)
 }
 
@@ -62,14 +61,14 @@ type ElectionConfig struct {
 //  4. Versions of a term exceed all earlier ones: an annotation of the Lease is above all issued
 //     versions, and a new term begins there, or at its clock.
 //
-// A manual change of the Lease lets two serve until the next renewal; after a deletion only clocks
-// separate the versions.
+// After a manual change of the Lease, two may serve until the next renewal. After a deletion only
+// clocks separate the versions.
 type Election struct {
 	config  ElectionConfig
 	current atomic.Pointer[Term]
 }
 
-// NewElection returns an Election in which the replica does not take part yet.
+// NewElection returns an Election, before it takes part.
 func NewElection(config ElectionConfig) *Election { return &Election{config: config} }
 
 // Enter admits a request, if this replica serves; the caller then calls Leave.
@@ -95,7 +94,7 @@ func (e *Election) Run(ctx context.Context) {
 	}
 }
 
-// serve serves a term: until working ends, because of ctx or since the Lease is lost.
+// serve serves a term until working ends: because of ctx, or since the Lease is lost.
 func (e *Election) serve(ctx, working context.Context, term *Term) {
 	logger := klog.FromContext(ctx)
 	defer term.end()
@@ -159,13 +158,13 @@ func ceiling(lease *coordinationv1.Lease) uint64 {
 	return version
 }
 
-// versionAt is the first version of a log that begins at a time (pkg/registry/logstore).
+// versionAt returns the first version of a log that begins at a time (pkg/registry/logstore).
 func versionAt(seconds int64) uint64 { return uint64(max(seconds, 0)) << 20 }
 
 // Holds reports whether this replica may write an answer now.
 func (t *Term) Holds() bool { return !isClosed(t.ended) && t.isValid() }
 
-// Closing is closed before the end of the term: long requests should leave.
+// Closing is closed before the term ends: long requests should leave.
 func (t *Term) Closing() <-chan struct{} { return t.closing }
 
 // Leave takes back one Enter.

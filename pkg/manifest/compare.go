@@ -28,7 +28,7 @@ type Pair struct{ A, B *Item }
 
 var errOrder = fmt.Errorf("%w: its items are not in order", ErrFormat)
 
-// Join yields the identities of both in order, in one pass.
+// Join yields both sides' identities in order, in one pass.
 func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		nextA, stopA := iter.Pull2(ordered(a))
@@ -83,8 +83,8 @@ func ordered(sequence Sequence) Sequence {
 	}
 }
 
-// Diff yields the differences: added items are only in b, removed ones only in a, changed ones
-// differ in their checksums.
+// Diff yields the differences: added items are only in b, removed ones only in a, changed ones differ
+// in their checksums.
 func Diff(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		for pair, err := range Join(a, b) {

@@ -6,9 +6,8 @@
 // (design/graph-manifest.md in its repository), which was not built; docs/format.md lists the
 // differences.
 //
-// A manifest is sorted by kind, namespace and name everywhere, so two are compared in one pass and
-// one item is found by three reads. While it is made, an item takes about 80 bytes, and all others
-// 128 MiB and 192 KiB a kind at most: see Writer.
+// A manifest is sorted by kind, namespace and name, so two are compared in one pass and one item is
+// found by three reads. See Writer for the memory.
 package manifest
 
 import (
@@ -21,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// ItemAlreadyExists says that the manifest has an item with this identity.
+// ItemAlreadyExists means that the manifest has an item with this identity.
 const ItemAlreadyExists = constantError("the manifest has such an item already")
 
 type constantError string
@@ -42,16 +41,16 @@ type Item struct {
 	UID       string `json:"uid,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"`
-	// Annotations omit those that may hold the object's content.
+	// Annotations omit those with the object's content.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	OwnerUIDs   []string          `json:"owners,omitempty"`
 	// References are objects that it needs or is about, without owning them.
 	References []Reference `json:"references,omitempty"`
-	// Images are the images of a workload's containers. Older manifests have none, see HasImages.
+	// Images are a workload's. Older manifests have none, see HasImages.
 	Images Images `json:"images,omitempty"`
 
-	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup,
-	// SHA256 is an HMAC, whose key only the cluster has: see package encryption.
+	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup, SHA256
+	// is an HMAC with the cluster's key: see package encryption.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
 	Place  Place  `json:"place,omitzero"`
@@ -59,10 +58,10 @@ type Item struct {
 	Reason string `json:"reason,omitempty"`
 	// Original is a JSON merge patch (RFC 7386) from the stored object to the original.
 	Original json.RawMessage `json:"original,omitempty"`
-	// Unannotated is true when annotations are omitted for their size.
+	// Unannotated means that annotations were too large.
 	Unannotated bool `json:"unannotated,omitempty"`
-	// Shortened is true when labels, owners, references and images are omitted too, and perhaps
-	// the original.
+	// Shortened means that labels, owners, references and images are omitted too, and perhaps the
+	// original.
 	Shortened bool `json:"shortened,omitempty"`
 
 	Manifest *Manifest `json:"-"`
@@ -75,7 +74,7 @@ type Place struct {
 	Offset int64 `json:"offset"`
 }
 
-// Reference is another object, by its group, kind and name.
+// Reference is another object.
 type Reference struct {
 	APIGroup  string `json:"group,omitempty"`
 	KindName  string `json:"kind"`
@@ -83,7 +82,7 @@ type Reference struct {
 	Name      string `json:"name"`
 }
 
-// GroupKind is the kind as in the resource list: apps/v1/Deployment, or v1/Pod for the core group.
+// GroupKind returns the kind as in the resource list: apps/v1/Deployment, or v1/Pod for the core group.
 func (i *Item) GroupKind() string {
 	if i.APIGroup == "" {
 		return i.APIVersion + "/" + i.KindName
@@ -94,8 +93,8 @@ func (i *Item) GroupKind() string {
 // key is NAMESPACE/NAME, etcd's order, in which most items come.
 func (i *Item) key() string { return i.Namespace + "/" + i.Name }
 
-// String is the item's identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json. Group and
-// namespace may be empty.
+// String returns the identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json. Group and namespace may
+// be empty.
 func (i *Item) String() string {
 	return strings.Join([]string{i.APIGroup, i.Namespace, i.APIVersion, i.KindName, i.Name}, "/") + ".json"
 }
@@ -108,20 +107,19 @@ func Compare(a, b *Item) int {
 	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
 }
 
-// Namespaces are the items of one kind by namespace and name. The namespace is empty for
-// cluster-scoped items.
+// Namespaces are one kind's items by namespace, "" if cluster-scoped, and name.
 type Namespaces map[string]map[string]*Item
 
 // Manifest is a graph in memory.
 type Manifest struct {
 	Kinds map[string]Namespaces
-	// Index are the items by uid, if they have one.
+	// Index has the items with a uid, by uid.
 	Index map[string]*Item
 	// children are the items by owner's uid.
 	children map[string][]*Item
 }
 
-// New gives an empty manifest.
+// New returns an empty manifest.
 func New() *Manifest {
 	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
 }
@@ -178,7 +176,7 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// Set returns the identities of all items.
+// Set returns all items' identities.
 func (m *Manifest) Set() sets.Set[string] {
 	set := sets.New[string]()
 	for item := range m.Items() {

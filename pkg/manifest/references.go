@@ -20,15 +20,14 @@ import (
 
 // ReferencesOf returns the objects that an object of a known kind needs or is about, without owning
 // them: claims, secrets and config maps of pods, roles of bindings, backends of ingresses. They are
-// sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind
-// are read as the known one.
+// sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind are
+// read as the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
 	references, _ := NeedsOf(gk, namespace, raw)
 	return references
 }
 
-// NeedsOf returns the object's references as ReferencesOf does, and the images of its containers,
-// sorted and unique.
+// NeedsOf returns ReferencesOf and the images of the containers, sorted and unique.
 func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Images) {
 	find := finders[gk]
 	if find == nil {
@@ -41,8 +40,8 @@ func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Im
 	return slices.Compact(refs.found), ImagesOf(slices.Compact(refs.images))
 }
 
-// HasReferences reports whether ReferencesOf finds anything in objects of a kind. Of other kinds
-// it needs no more than the metadata.
+// HasReferences reports whether ReferencesOf may find references in a kind. Else it needs only the
+// metadata.
 func HasReferences(gk schema.GroupKind) bool { return finders[gk] != nil }
 
 func compareReferences(a, b Reference) int {
@@ -56,7 +55,6 @@ type references struct {
 	images    []string
 }
 
-// image adds an image of a container or a volume.
 func (r *references) image(name string) {
 	if name != "" {
 		r.images = append(r.images, name)
@@ -279,7 +277,7 @@ func (r *references) inTree(volume *corev1.Volume) {
 	}
 }
 
-// persistentVolume adds a persistent volume's secrets. Without a namespace they are in its claim's.
+// persistentVolume adds secrets; those without a namespace are in the claim's.
 func (r *references) persistentVolume(spec *corev1.PersistentVolumeSpec) {
 	namespace := ""
 	if spec.ClaimRef != nil {

@@ -4,10 +4,9 @@
 // Package queue decides which backup or restore runs next, and explains why the others wait.
 // docs/design/queue.md has its rules, why each run gets its turn, and what a decision costs.
 //
-// A Planner is told of each change of the records. The same records give the same Plan, in any
-// order of changes. It has no client, no clock and no lock. So the controller and the API server
-// come to the same plan, and a restart changes nothing.
+// A Planner is told of each change of the records. The same records give the same Plan, in any order of
+// changes. It has no client, no clock and no lock. So the controller and the API server compute the
+// same plan, and a restart changes nothing.
 //
-// Overlap is decided by the words of a selection. The namespaces that exist only describe
-// conflicts: they never change a decision.
+// The words of a selection decide overlap. Existing namespaces only describe conflicts.
 package queue

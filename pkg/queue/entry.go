@@ -32,19 +32,19 @@ type Entry struct {
 	State v1alpha1.QueueState
 	// Position is the rank among the queued, from 1; 0 for others.
 	Position int
-	// Reason and Message say why a queued run waits. Of several reasons, it is the first of
-	// StorageUnavailable, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and
-	// ConcurrencyLimit: causes to mend come before those that pass.
+	// Reason and Message say why a queued run waits. The first applies of StorageUnavailable,
+	// NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and ConcurrencyLimit: causes to mend
+	// precede those that pass.
 	Reason  v1alpha1.QueueReason
 	Message string
-	// Blockers are the overlapping runs with slots, in order of tickets, or else the first
-	// overlapping run ahead in the queue. A run that this plan starts counts as one with a slot.
-	// Empty for reasons other than overlap.
+	// Blockers are the overlapping runs with slots, in order of tickets, or else the first overlapping
+	// run ahead in the queue. A run that this plan starts counts as one with a slot. Empty for reasons
+	// other than overlap.
 	Blockers []Blocker
 	// OtherBlockers counts the blockers that Redact removed.
 	OtherBlockers Slots
-	// ConflictNamespaces are the namespaces shared with the blockers, sorted, or patterns where no
-	// name is known; see selection.Shared. MoreConflicts is true if there are more.
+	// ConflictNamespaces are the namespaces shared with the blockers, sorted, or patterns where no name
+	// is known; see selection.Shared. MoreConflicts is true if there are more.
 	ConflictNamespaces []string
 	MoreConflicts      bool
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
@@ -57,11 +57,10 @@ type Entry struct {
 	inUse, limit    int
 }
 
-// maxConflicts bounds ConflictNamespaces, so that an entry does not grow with the cluster.
+// maxConflicts keeps an entry from growing with the cluster.
 const maxConflicts = 16
 
-// blame sets the blockers, in order of tickets, and the conflicts. namespaces are the existing
-// ones, sorted.
+// blame sets the blockers, in order of tickets, and the conflicts. namespaces exist, and are sorted.
 func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	slices.SortFunc(blockers, byTicket)
 	var conflicts []string
@@ -88,10 +87,10 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	e.ConflictNamespaces = conflicts
 }
 
-// Redact returns the entry as readers of its namespace see it; requests over all namespaces see the
-// entry itself. An entry of the system namespace is unchanged. Others name the blockers of their
-// own namespace and count the rest. They show the conflicting words of their own selection, and
-// only the name of a storage location.
+// Redact returns the entry for readers of its namespace; requests over all namespaces get the entry
+// itself. An entry of the system namespace is unchanged. Others name the blockers of their own
+// namespace and count the rest. They show the conflicting words of their own selection, and only the
+// name of a storage location.
 func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e

@@ -11,12 +11,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// A pass walks the line in order, from the running members to the last queued one. For each thing
-// by which runs overlap it keeps the first member that uses it. So it looks at each run once.
+// A pass walks the line in order, from the running members to the last queued one. For each thing by
+// which runs overlap it keeps the first user. So it looks at each run once.
 //
-// This suffices to know whether a run overlaps a member that has a slot or starts now: if any user
-// of a thing does, the first one does. Members with slots come first in the line, and a member that
-// starts overlaps none before it. A queued member whose storage is unavailable uses nothing.
+// This finds whether a run overlaps a member that has a slot or starts now: if any user of a thing
+// does, the first one does. Members with slots come first in the line, and a member that starts
+// overlaps none before it. A queued member whose storage is unavailable uses nothing.
 
 // user is the first member in a pass that uses something.
 type user struct {
@@ -38,7 +38,7 @@ type pattern struct {
 	// overlapping are the places of overlapping patterns, as bits: there may be ten thousand, all
 	// overlapping. A loose one has none, since it overlaps all.
 	overlapping bitset
-	// matched are the named namespaces that it selects, perhaps with some that no member names now.
+	// matched are named namespaces that it selects, perhaps some without a member now.
 	matched []*name
 }
 
@@ -67,7 +67,7 @@ func (b bitset) all(yield func(int) bool) {
 	}
 }
 
-// member is a run in the line: it uses a slot, is queued, or is New.
+// member is a run in the line: with a slot, queued, or New.
 type member struct {
 	Run
 	rank rank
@@ -171,8 +171,7 @@ func (p *Planner) isHeld(m *member) bool {
 	return m.rank == rankQueued && (!state.Available || state.NoBackups && m.Class == Backup)
 }
 
-// look finds the earlier members that this one overlaps. Overlap by namespaces comes before overlap
-// by cluster scope.
+// look finds the earlier members that this one overlaps, first by namespaces, then by cluster scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
 	if m.Plan {
@@ -208,8 +207,8 @@ func (p *Planner) look(m *member) {
 	}
 }
 
-// lookByPattern finds overlapping patterns. A loose one overlaps all: the first and those that
-// start stand for them.
+// lookByPattern finds overlapping patterns. A loose one overlaps all: the first and starting ones stand
+// for them.
 func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	p.use(&m.pattern.user, m, reason)
 	if m.pattern.selection.Loose() {
@@ -237,7 +236,6 @@ func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// overlapsAny reports whether it overlaps every selection.
 func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
 
 func (p *Planner) enter(m *member) {

@@ -16,7 +16,7 @@ type Assignment struct {
 // Guarantees:
 //  1. No two runs of Start overlap, and none overlaps a run with a slot, or a queued run ahead of
 //     it whose storage is available.
-//  2. No class exceeds its limit by a start: if it is exceeded already, Start has none of it.
+//  2. No start makes a class exceed its limit; if it is exceeded already, Start has none of it.
 type Decision struct {
 	Tickets []Assignment
 	// Start has the uids of the queued runs that may all become ReadyToStart now, in order.
@@ -33,7 +33,6 @@ type Decision struct {
 //  2. Each queued entry has a reason; NextToStart exactly if it is in Start.
 type Plan struct {
 	Decision
-	// Entries has one entry for each run with a slot or in the queue: running, ready, queued, each
-	// in order.
+	// Entries has each run with a slot or in the queue: running, ready, queued, each in order.
 	Entries []Entry
 }

@@ -4,10 +4,10 @@
 // Package selection compiles a backup's include and exclude lists of namespaces and resources, with
 // Velero's meaning.
 //
-// A compiled selection is immutable and may be shared. Every decision is by the words of the lists
-// alone. Unreadable words are refused with the name of their field. An unreadable selection (a nil
-// *Namespaces) selects nothing and overlaps everything.
+// A compiled selection is immutable and may be shared. Only the words of the lists decide. Unreadable
+// words are refused with the name of their field. An unreadable selection (a nil *Namespaces) selects
+// nothing and overlaps everything.
 //
-// Semantics follow Velero's documentation, "Resource filtering" and "Namespace Glob Patterns".
-// Where its code differs, the function's comment says which counts.
+// Semantics follow Velero's documentation, "Resource filtering" and "Namespace Glob Patterns". Where
+// its code differs, the function's comment says which counts.
 package selection

@@ -11,14 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Namespaces is a compiled selection of namespaces. A name is selected when an included word
-// matches it and no excluded word does. An empty included list, or one with `*`, matches every
-// name.
+// Namespaces is a compiled selection of namespaces. A name is selected when an included word matches it
+// and no excluded word does. An empty included list, or `*` in it, matches every name.
 type Namespaces struct {
-	// names are the included names that are not excluded; sorted, unique.
+	// names are included, and not excluded; sorted, unique.
 	names []string
-	// patterns are the included globs that are not wholly excluded, in order; `*` alone when every
-	// name is included.
+	// patterns are the included globs that are not wholly excluded, in order; only `*` if every name is
+	// included.
 	patterns []Pattern
 	// excludes is empty without patterns: names is complete then.
 	excludes wordSet
@@ -28,16 +27,16 @@ type Namespaces struct {
 
 var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 
-// maxCompared bounds the patterns, and the excluded patterns, of a selection that are compared with
-// other patterns.
+// maxCompared bounds a selection's patterns, and excluded patterns, that are compared with other
+// patterns.
 const maxCompared = 4
 
-// ParseNamespaces compiles the two lists. An error names its field by index below the path `at`,
-// which may be nil: `spec.includedNamespaces[2]`.
+// ParseNamespaces compiles the two lists. An error names its field by index below the path `at`, which
+// may be nil: `spec.includedNamespaces[2]`.
 //
-// It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It
-// refuses `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to
-// back up only cluster-scoped objects, exclude `*` from the namespace-scoped resources.
+// It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It refuses
+// `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to back up only
+// cluster-scoped objects, exclude `*` from the namespace-scoped resources.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
 	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
@@ -118,15 +117,15 @@ func (n *Namespaces) includesAll() bool {
 	return len(n.patterns) > 0 && n.patterns[0].text == "*"
 }
 
-// Match reports whether the namespace, existing or not, is selected. The empty name of
-// cluster-scoped objects never is.
+// Match reports whether the namespace, existing or not, is selected. The empty name of cluster-scoped
+// objects never is.
 func (n *Namespaces) Match(namespace string) bool {
 	_, ok := n.Word(namespace)
 	return ok
 }
 
 // Word returns the included word that selects the namespace: its own name, else the first matching
-// pattern (`*` for an empty list). It returns false for an unselected namespace.
+// pattern (`*` for an empty list). It is false for an unselected namespace.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false
@@ -151,12 +150,12 @@ func (n *Namespaces) named(namespace string) bool {
 // included list is empty or has `*`. Then Velero adds cluster-scoped resources by itself.
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
-// Loose reports whether its patterns are not compared with other patterns, for the cost: one has
-// several wildcards, or there are more than four, or more than four excluded ones.
+// Loose reports whether its patterns are too expensive to compare: one has several wildcards, or more
+// than four are included or excluded.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
-// Explicit returns the selected names without wildcards, existing or not; sorted, unique. The
-// caller must not change it.
+// Explicit returns the selected names without wildcards, existing or not; sorted, unique, not to be
+// changed.
 func (n *Namespaces) Explicit() []string {
 	if n == nil {
 		return nil
@@ -167,8 +166,8 @@ func (n *Namespaces) Explicit() []string {
 // Exact reports whether Explicit is all that can be selected.
 func (n *Namespaces) Exact() bool { return n != nil && len(n.patterns) == 0 }
 
-// Patterns returns the included words with a wildcard, `*` for an empty list, without wholly
-// excluded ones.
+// Patterns returns the included words with a wildcard, `*` for an empty list, without wholly excluded
+// ones.
 func (n *Namespaces) Patterns() []string {
 	if n == nil {
 		return nil
@@ -190,8 +189,7 @@ func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	return idle
 }
 
-// Key returns a text that two selections share only if they select the same namespaces. A nil
-// selection has "".
+// Key returns equal texts only for selections of the same namespaces; "" for nil.
 func (n *Namespaces) Key() string {
 	if n == nil {
 		return ""

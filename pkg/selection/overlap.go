@@ -17,8 +17,8 @@ import (
 //   - one is unreadable (nil), or selects all namespaces without an exclude;
 //   - one names a namespace that the other selects;
 //   - both have patterns, and one is Loose;
-//   - two of their patterns can match the same name, and the other selection excludes neither of
-//     them wholly.
+//   - two of their patterns can match the same name, and the other selection excludes neither of them
+//     wholly.
 //
 // The last two may say yes for names that several excludes together cover. Two selections of an
 // existing namespace always overlap.
@@ -55,7 +55,7 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
 			for _, q := range b.patterns {
-				// Most pairs have no name in common, which is found at once.
+				// Most pairs share no name, which is found at once.
 				if p.Intersects(q) && !b.excludes.covers(p) && !a.excludes.covers(q) && !yield(p, q) {
 					return
 				}
@@ -64,10 +64,9 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	}
 }
 
-// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing
-// (sorted) and named namespaces that both select. If there are none, it yields patterns that can
-// match the same name, or else the words of the selection of all. If one can't be read, everything
-// in the other is in conflict.
+// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing (sorted)
+// and named namespaces that both select, else patterns that can match the same name, else the words of
+// the selection of all. If one is unreadable, everything in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false
@@ -95,7 +94,7 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 		if a == nil && b == nil {
 			return
 		}
-		// A selection without patterns selects only its names, so existing namespaces need no look.
+		// A selection without patterns selects only its names.
 		var lists [3][]string
 		switch {
 		case a.Exact():

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes
-// and negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
+// Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes and
+// negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
 //
 // Invariants of ParsePattern:
 //
@@ -22,8 +22,8 @@ import (
 type Pattern struct {
 	text  string
 	elems []element
-	// prefix and suffix are the literals before the first and after the last wildcard. They decide
-	// most questions.
+	// prefix and suffix are the literals before the first and after the last wildcard. They decide most
+	// questions.
 	prefix, suffix string
 	// wildcards counts each "*", "?" and pair of brackets.
 	wildcards int
@@ -55,7 +55,7 @@ func char(c byte) element {
 }
 
 // ParsePattern reads a word. It refuses the empty word, `**`, bad brackets, characters that no
-// namespace name has, and patterns that match no valid name. The error does not repeat the word.
+// namespace name has, and patterns without a valid name. The error does not repeat the word.
 func ParsePattern(word string) (Pattern, error) {
 	p := Pattern{text: word, prefix: word, suffix: word}
 	if word == "" {
@@ -96,7 +96,7 @@ func isGlob(word string) bool { return strings.ContainsAny(word, wildcards) }
 
 const wildcards = "*?[]"
 
-// parseElement reads the first element of a word, and returns its length.
+// parseElement also returns the element's length.
 func parseElement(s string) (element, int, error) {
 	switch s[0] {
 	case '*':
@@ -115,8 +115,7 @@ func parseElement(s string) (element, int, error) {
 	return e, 1, err
 }
 
-// parseBrackets reads `[...]` at the start of s. A hyphen is only the middle of a range, as in
-// path.Match.
+// parseBrackets reads `[...]` at the start of s. A hyphen only separates a range, as in path.Match.
 func parseBrackets(s string) (element, int, error) {
 	var set element
 	i := 1
@@ -183,12 +182,11 @@ func (p Pattern) Match(name string) bool {
 	return covers(p.elems, buf[:len(name)])
 }
 
-// Covers reports whether p matches every name that q matches. It compares by element, so it may say
-// no for a yes (`?*` and `*`), never the reverse.
+// Covers reports whether p matches every name that q matches. It compares by element, so it may wrongly
+// say no (`?*` and `*`), never yes.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
-// only returns the one name that the pattern matches, if it has only brackets around single
-// characters; else "".
+// only returns the one name that a pattern of brackets around single characters matches; else "".
 func (p Pattern) only() string {
 	if strings.ContainsAny(p.text, "*?") {
 		return ""
@@ -204,8 +202,8 @@ func (p Pattern) only() string {
 	return string(name)
 }
 
-// covers is glob matching with q's elements as characters: a set takes its subsets, a run takes
-// anything. After a mismatch only the last run is extended, which suffices.
+// covers is glob matching with q's elements as characters: a set takes its subsets, a run anything.
+// After a mismatch only the last run is extended, which suffices.
 func covers(p, q []element) bool {
 	i, j := 0, 0
 	run, resume := -1, 0
@@ -254,14 +252,14 @@ const (
 	nLast
 )
 
-// intersect walks the product of the two patterns as automata and of the rules for a DNS label,
-// breadth first by length. Each state is visited at its shortest length, so the length limit is
-// exact. At most 3·len(p)·len(q) states.
+// intersect walks the product of the two patterns as automata and of the rules for a DNS label, breadth
+// first by length. Each state is visited at its shortest length, so the length limit is exact. It has
+// at most 3·len(p)·len(q) states.
 func intersect(p, q []element) bool {
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)
 	var layer, next []state
-	// add adds s and the states reachable without a character, by ending a run.
+	// add adds s and the states reachable by ending a run.
 	var add func(to *[]state, s state)
 	add = func(to *[]state, s state) {
 		at := (s.i*(len(q)+1)+s.j)*nLast + s.last

@@ -10,15 +10,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The limits of each list. They bound the time of all computations in this package, so that no
-// author of a list makes others wait.
+// The limits of each list bound the time of all computations here, so that no list makes other users
+// wait.
 const (
 	// MaxWords bounds the words of a list.
 	MaxWords = 1000
-	// MaxPatterns bounds the words with a wildcard. Each is compared with each word of the other
-	// list, and one of namespaces with the words of all queued backups.
+	// MaxPatterns bounds the words with a wildcard. Each is compared with each word of the other list,
+	// and one of namespaces with the words of all queued backups.
 	MaxPatterns = 32
-	// MaxWordLength bounds a word: the longest name of a resource with its group.
+	// MaxWordLength is the longest name of a resource with its group.
 	MaxWordLength = 253
 )
 
