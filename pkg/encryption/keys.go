@@ -4,11 +4,11 @@
 // Package encryption encrypts the tarballs of backups with age, and reads them.
 //
 //   - A tarball is encrypted for the location's recovery keys, and for a key of the cluster.
-//   - The cluster's private key is in a Secret. Keys that were recovered from a store are in
-//     another one, and decrypt only: nothing is encrypted for a key that a store has named.
-//   - Holdfast reads with the cluster's key only, since the digests in the manifest depend on it.
-//     With a recovery key, age decrypts the tarball.
-//   - Single objects are read by ranges: offsets count the bytes of the decrypted tarball.
+//   - The cluster's private key is in a Secret. Keys recovered from a store are in another one, and
+//     only decrypt: nothing is encrypted for a key that a store has named.
+//   - Holdfast reads with the cluster's key only, since the manifest's digests depend on it. With a
+//     recovery key, age decrypts the tarball.
+//   - Single objects are read by ranges: offsets count decrypted bytes.
 package encryption
 
 import (
@@ -28,15 +28,14 @@ import (
 )
 
 const (
-	// SecretName is the Secret with the cluster's own private keys.
+	// SecretName has the cluster's own private keys.
 	SecretName = "holdfast-encryption-key"
-	// RecoveredSecretName is the Secret with private keys that were recovered from stores.
+	// RecoveredSecretName has private keys that were recovered from stores.
 	RecoveredSecretName = "holdfast-recovered-encryption-keys"
 	// SecretKey is the key in both Secrets' data: private keys of age, one a line. Backups are
-	// encrypted for the first one of the cluster's own.
+	// encrypted for the first of the cluster's own.
 	SecretKey = "age-identities"
 
-	// maxKeys bounds the keys of a Secret.
 	maxKeys = 256
 )
 
@@ -71,7 +70,7 @@ func ParseKeys(text []byte) (keys Keys, err error) {
 	return keys, nil
 }
 
-// Text returns the private keys as ParseKeys reads them.
+// Text returns the private keys for ParseKeys.
 func (k Keys) Text() []byte {
 	var text bytes.Buffer
 	for _, identity := range k.identities {
@@ -89,7 +88,7 @@ func (k Keys) Public() []string {
 	return public
 }
 
-// With returns these keys, and the others that are not among them.
+// With returns these keys, and then the others' new ones.
 func (k Keys) With(others Keys) Keys {
 	all := Keys{slices.Clone(k.identities)}
 	known := all.Public()
@@ -127,7 +126,7 @@ type SecretMaker interface {
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
-// Own returns the cluster's own keys, and makes one if there is none.
+// Own returns the cluster's own keys, and makes a missing one.
 func Own(ctx context.Context, secrets SecretMaker) (Keys, error) {
 	keys, err := read(ctx, secrets, SecretName)
 	if !apierrors.IsNotFound(err) {
@@ -161,7 +160,7 @@ func Stored(secrets Secrets) Source {
 	}
 }
 
-// Recovered returns the keys that were recovered before.
+// Recovered returns the recovered keys.
 func Recovered(ctx context.Context, secrets Secrets) (Keys, error) {
 	keys, err := read(ctx, secrets, RecoveredSecretName)
 	if apierrors.IsNotFound(err) {

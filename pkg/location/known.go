@@ -15,7 +15,7 @@ import (
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 )
 
-// Records reads the StorageLocations of the system namespace from the cluster.
+// Records reads the system namespace's StorageLocations from the cluster.
 type Records interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
 	List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.StorageLocationList, error)
@@ -28,7 +28,7 @@ type Known struct {
 	Live   Records
 }
 
-// Get returns a location. The error is NotFound if there is none.
+// Get returns a location, or fails with NotFound.
 func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLocation, error) {
 	found, err := k.Lister.Get(name)
 	if !apierrors.IsNotFound(err) || len(validation.NameIsDNSSubdomain(name, false)) > 0 {

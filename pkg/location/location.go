@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoCredentials: the Secret that a storage location names does not exist.
+// ErrNoCredentials: a storage location's Secret does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
 // ErrForeign: the store is not one of Holdfast's.
@@ -29,20 +29,19 @@ var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no back
 
 const verifyTimeout = 30 * time.Second
 
-// IsFinal reports whether a backup or restore can't use its location: repetition is in vain, others
-// may use it.
+// IsFinal reports whether a backup or restore can't use its location: repetition is in vain, others may
+// use it.
 func IsFinal(err error) bool {
 	return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) || errors.Is(err, store.ErrAsOf)
 }
 
-// Secrets reads the Secrets of one namespace: here the one with the credentials. The client
-// of a namespace does.
+// Secrets reads the Secrets of one namespace, such as the credentials.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Open opens the store of a location with Holdfast's backups; others fail with ErrForeign. The
-// caller closes it.
+// Open opens the store of a location with Holdfast's backups; others fail with ErrForeign. The caller
+// closes it.
 func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	if err := own(location); err != nil {
 		return nil, err
@@ -50,8 +49,8 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.Storage
 	return OpenAny(ctx, secrets, location)
 }
 
-// OpenAny opens the store of a location in any format. It fails with store.ErrOther if the store's
-// id is not the status's. It follows changes of the Secret. The caller closes it.
+// OpenAny opens the store of a location in any format. It fails with store.ErrOther if the store's id
+// is not the status's. It follows changes of the Secret. The caller closes it.
 func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	bucket, err := OpenUnverified(ctx, secrets, location)
 	if err != nil || location.Status.StoreID == "" || location.Spec.IsLonghorn() {
@@ -76,8 +75,8 @@ func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alph
 	})
 }
 
-// CheckClock fails with store.ErrClock if the clock differs from the store's: then removals by age
-// are unsafe.
+// CheckClock fails with store.ErrClock if the clock differs from the store's: then removals by age are
+// unsafe.
 func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation, clock clock.PassiveClock) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()

@@ -1,17 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that
-// both may work there.
+// Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that both
+// may work there.
 //
 // A block is removed only if all backups of the volume were read, and none names the block or is
 // unfinished. Their names must not have changed meanwhile, and our lock must have been valid
-// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up; one that slept
-// beyond its own lock has left an unfinished file. An interrupted deletion is repeated.
+// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up; one that slept beyond
+// its own lock has left an unfinished file. An interrupted deletion is repeated.
 //
-// Differences from Longhorn's library: LastBackupName names the newest good backup even beside bad
-// ones, since otherwise the next backup is a full one; ages of locks use the store's clock;
-// volume.cfg is written only when it changes.
+// Unlike in Longhorn's library, LastBackupName names the newest good backup even beside bad ones, since
+// otherwise the next backup is full; ages of locks use the store's clock; volume.cfg is written only
+// when it changes.
 package deletion
 
 import (
@@ -39,12 +39,12 @@ const (
 	releaseTimeout = 10 * time.Second
 )
 
-// Store is what is needed of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Reader
 	store.Writer
 	store.Remover
-	// Remove removes the key in any version: names of blocks and locks are used once.
+	// Remove removes any version of a key: names of blocks and locks are used once.
 	Remove(ctx context.Context, key string) error
 }
 
@@ -56,18 +56,18 @@ type Deleter struct {
 
 // Result is the result of a successful deletion.
 type Result struct {
-	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume
-	// collects them when the cause is gone.
+	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume collects
+	// them without the cause.
 	Kept string
 }
 
-// Backup deletes a backup of a volume, and the blocks that no other needs.
+// Backup deletes a volume's backup, and the blocks that no other needs.
 func (d *Deleter) Backup(ctx context.Context, volume, backup string) (result Result, err error) {
 	return d.Backups(ctx, volume, []string{backup}, false)
 }
 
-// Backups deletes backups of a volume, and the blocks that no other needs. With whole it also
-// deletes the volume, unless it has other backups.
+// Backups deletes backups of a volume, and the blocks that no other needs. With whole it also deletes
+// the volume, unless it has other backups.
 func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, whole bool) (result Result, err error) {
 	for _, backup := range backups {
 		if !longhorn.ValidName(volume) || !longhorn.ValidName(backup) {
@@ -252,7 +252,7 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 	return d.Store.Put(ctx, key, after)
 }
 
-// remains are the backups or images that are left.
+// remains are the remaining backups or images.
 type remains struct {
 	// spoilt says which of them prevents the collection of blocks, and why.
 	spoilt string
@@ -334,7 +334,7 @@ func (d *Deleter) survey(ctx context.Context, names []store.Object, read func(io
 	return left, nil
 }
 
-// isStores reports whether the store failed, as opposed to its content.
+// isStores reports whether the store failed, and not its content.
 func isStores(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrNotFound) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)

@@ -24,8 +24,8 @@ var ErrLocked = errors.New("the volume is being backed up or restored by Longhor
 // errLockLost: the lock was not renewed in time, so others may ignore it.
 var errLockLost = errors.New("the lock on the volume could not be kept: the deletion goes on when it is tried again")
 
-// safely bounds the age of our lock during removals: the age at which others ignore it, less the
-// time of a removal.
+// safely bounds our lock's age during removals: the age at which others ignore it, less a removal's
+// time.
 const safely = longhorn.LockExpires - 45*time.Second
 
 type lock struct {

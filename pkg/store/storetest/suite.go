@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Run runs the suite. open returns a new empty store each time, below a folder; the same store may
-// also be opened twice.
+// Run runs the suite. open returns a new empty store each time, below a folder; the same store may also
+// be opened twice.
 func Run(t *testing.T, open func(t *testing.T) Store) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"read after write":     testReadAfterWrite,
@@ -330,7 +330,7 @@ var oddNames = []string{
 func testNames(t *testing.T, s Store) {
 	var names []string
 	for _, key := range oddNames {
-		// Azure takes a backslash for a slash, so that backend refuses it.
+		// Azure's backend refuses a backslash, which Azure takes for a slash.
 		err := s.Put(t.Context(), key, []byte(key))
 		if errors.Is(err, store.ErrName) && strings.Contains(key, `\`) {
 			continue
