@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// maxForeign bounds the metadata of a backup without a trusted signature, in bytes.
+	// maxForeign bounds metadata without a trusted signature, in bytes.
 	maxForeign  = 16 << 10
 	maxAbridged = 4 << 10
 	// maxText bounds other texts, also of volumes.
@@ -25,8 +25,8 @@ const (
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
-// keeps the end, expiration and namespaces, for lists and restores by name. A selection that is too
-// long becomes everything, never less.
+// keeps the end, expiration and namespaces, for lists and restores by name. A long selection becomes
+// everything, never less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)
 	if size <= maxForeign {

@@ -11,12 +11,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// missedVersions differ from all present versions, so the next listing reads the entry.
+// missedVersions differ from all present versions, to cause a read.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked returns the read rows of a bare entry, and known rows that are missing but not deleted
-// here. A row leaves when a second listing lacks it, too. While nothing is read, none leaves, unless
-// the loss is accepted.
+// keepLocked returns the read rows of a bare entry, and known ones that are missing but not deleted
+// here. A row leaves when a second listing lacks it, but none while nothing is read, unless the loss is
+// accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {

@@ -15,14 +15,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// A bucket's writers may store any number of backups. So each location has a bound for backups that
-// neither this cluster nor a trusted one has signed. They are kept in an order that depends only on the
-// store's content, up to the first that does not fit.
+// Writers to a bucket may store any number of backups. So each location has a bound for backups that no
+// trusted cluster has signed. They are kept in an order that depends only on the store's content, up to
+// the first that does not fit.
 //
 // An omitted backup counts as present. It is read again when there is room, or the trusted clusters
 // change.
 
-// DefaultForeignBytes bounds a location's backups without a trusted signature.
+// DefaultForeignBytes is the default of SetForeignBytes.
 const DefaultForeignBytes = 64 << 20
 
 const entryBytes = 1 << 10
@@ -34,7 +34,6 @@ type weight struct {
 }
 
 const (
-	// weightReplaced is for replaced metadata.
 	weightReplaced = iota
 	weightForeign
 	weightUnreadable
@@ -43,10 +42,10 @@ const (
 type foreign struct {
 	kept  *btree.BTree[*entry]
 	bytes int64
-	// first copies name and weight of the first entry that does not fit; nil if all do.
+	// first copies name and weight of the first omitted entry; nil if none.
 	first   *entry
 	leftOut int
-	// freed is set when there may be room since the last check.
+	// freed is true if there may be room.
 	freed bool
 }
 
@@ -59,11 +58,10 @@ func compareForeign(a, b *entry) int {
 
 func isBefore(a, b *entry) bool { return compareForeign(a, b) < 0 }
 
-// SetForeignBytes bounds each location's backups without a trusted signature. It precedes the first
-// Put.
+// SetForeignBytes bounds each location's backups without a trusted signature, before the first Put.
 func (c *Catalog) SetForeignBytes(bytes int64) { c.foreignBytes = bytes }
 
-// LeftOut returns the number of a location's omitted backups, and the newest one's name.
+// LeftOut returns the number of omitted backups, and the newest one's name.
 func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -74,7 +72,7 @@ func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	return f.leftOut, f.first.storeName
 }
 
-// Unfinished returns the number of a location's folders without a finished backup.
+// Unfinished counts a location's folders without a finished backup.
 func (c *Catalog) Unfinished(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -87,7 +85,7 @@ func (c *Catalog) Unfinished(location string) int {
 	return count
 }
 
-// isVouchedFor reports whether this cluster, or a trusted one, has signed the backup.
+// isVouchedFor reports whether this or a trusted cluster has signed the backup.
 func isVouchedFor(backup *v1alpha1.Backup) bool {
 	origin := backup.Status.Origin
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
@@ -112,7 +110,7 @@ func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	return w
 }
 
-// footprint estimates the memory of rows. Shared shapes count in each.
+// footprint estimates the rows' memory, each with shared shapes.
 func (p *packedRows) footprint() int64 {
 	if p.len() == 0 {
 		return 0
@@ -235,7 +233,7 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut requests a read of all omitted entries, and of abridged backups that are trusted now.
+// readLeftOut requests a read of omitted entries, and of abridged backups that are trusted now.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,14 +5,13 @@
 // package refresh puts in what it reads; objects and changes come out.
 //
 // An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
-// volume without one. A "bare" entry is the folder of one volume, not a Backup, as in Longhorn. An
-// unreadable backup is one row, and is tried again. docs/catalogue.md says when missing backups leave,
-// and how much is kept of foreign ones.
+// volume without one. A "bare" entry is the folder of one volume, as in Longhorn. An unreadable backup
+// is one row. docs/catalogue.md says when missing backups leave, and how much is kept of foreign ones.
 //
 // Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace if
-// a cluster trusted for it has signed the backup, else in the system namespace. A namespace's objects
-// name only its own backups, and give others a pseudonym. The system namespace, and lists over all
-// namespaces, name all.
+// a cluster trusted for it has signed it, else in the system namespace. A namespace's objects name only
+// its own backups, and give others a pseudonym. The system namespace, and lists over all namespaces,
+// name all.
 package catalog
 
 import (
@@ -32,7 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Catalog holds the entries of all locations. It is safe for concurrent use. Its objects are shared:
+// Catalog has the entries of all locations. It is safe for concurrent use. Its objects are shared:
 // don't modify them.
 type Catalog struct {
 	systemNamespace string
@@ -51,12 +50,12 @@ type Catalog struct {
 	foreignBytes int64
 	trust        trust  // guarded by mu
 	sought       volume // search key for volumes; guarded by mu
-	// deletions has the recorded deletions of volumes; recorded has each record's backups.
+	// recorded has each deletion record's backups.
 	deletions map[BackupID][]deletion         // guarded by mu
 	recorded  map[types.UID]map[BackupID]bool // guarded by mu
 
-	// version and floor are for the next Snapshot; taken is the current one, if any. epoch counts
-	// snapshots, copied the bytes copied for them. Guarded by mu.
+	// version and floor are for the next Snapshot; taken is the current one, or nil. epoch counts
+	// snapshots, copied their copied bytes. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
 	// guarded by mu
@@ -68,46 +67,46 @@ type Catalog struct {
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, but with namespace and name here, or a stand-in for an unreadable one; nil
+	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one; nil
 	// for an unfinished backup and a bare entry.
 	backup *v1alpha1.Backup
 	rows   *packedRows
-	// deleted marks the unlisted, deleted rows; nil if none.
+	// deleted marks deleted rows, which are not listed; may be nil.
 	deleted []bool
 	bare    bool
 	// read has all rows of a bare entry, also deleted ones.
 	read *packedRows
 	// missed has since when rows of read are missing, by backup name.
 	missed map[string]time.Time
-	// emptied is since when a bare entry lacks all rows. lossAccepted lets them leave if it is read so
-	// again.
+	// emptied is since when a bare entry lacks all rows; with lossAccepted, the next such read removes
+	// them.
 	emptied      time.Time
 	lossAccepted bool
 	// claims is the metadata's origin; nil for a stand-in or bare entry.
 	claims     *v1alpha1.BackupOrigin
 	expiration *metav1.Time
-	// changes are the readable expiration changes of the keys changesRead; changesListed are the keys
-	// beside the folder.
+	// changes are the readable ones of the keys changesRead; changesListed are the keys beside the
+	// folder.
 	changes                    []format.Expiration
 	changesRead, changesListed []string
 	replaced                   bool
 	versions                   map[string]string
 	digests                    Digests
 
-	// shadowed entries have their location as a suffix of the name: an entry of another location with
-	// this store name precedes, or the location shows an earlier time.
+	// shadowed entries have a suffix: another location's entry with this store name precedes, or the
+	// location shows an earlier time.
 	shadowed bool
 	held     *held
 
-	// weight is its place among the foreign entries, where it counts while counted. leftOut entries are
-	// not listed; again requests a read.
+	// weight is its place among the foreign entries, while counted. leftOut entries are not listed;
+	// again requests a read.
 	weight                  weight
 	counted, leftOut, again bool
 
 	recordedAt time.Time
-	// listedAt is the start of the latest listing with it.
+	// listedAt is the latest listing's start.
 	listedAt time.Time
-	// missingSince is the start of the first of the latest listings without it; zero if none.
+	// missingSince is the start of the first listing that has lacked it since; zero if none.
 	missingSince time.Time
 	suspect      bool
 	// askedAt is the start of the latest read without a finished backup.
@@ -118,39 +117,39 @@ type entry struct {
 
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is the content of an entry as read.
+// Content is an entry's content as read.
 type Content struct {
 	// Backup is the metadata, whose origin decides where it is listed; nil for a folder of one volume.
 	Backup *v1alpha1.Backup
 	// Volumes are volumes or volume backups. Packed replaces them unless empty.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
-	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
-	// namespace. Others are listed in the system namespace.
+	// Trusted lists a bare entry's volume backups in their namespaces, except the system namespace,
+	// which lists all others.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that the metadata of our backup was replaced, and what remains; or is empty.
+	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
 	Replaced     string
 	VolumesError string
-	// Versions are the read objects' versions, by the layout's names; nil if the layout detects changes
+	// Versions are the objects' versions, by the layout's names; nil if the layout detects changes
 	// otherwise.
 	Versions map[string]string
 	Digests  Digests `json:",omitzero"`
 }
 
-// Digests are the SHA-256 of a backup's stored files in hexadecimal; empty if unknown.
+// Digests are the SHA-256 of a backup's files in hexadecimal; empty if unknown.
 type Digests struct {
 	Log      string `json:",omitempty"`
 	Results  string `json:",omitempty"`
 	Manifest string `json:",omitempty"`
 }
 
-// Rows returns the number of volumes.
+// Rows counts the volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
 // New returns an empty catalogue. notify, if not nil, is called after each change, serially and in
-// order. It may read the catalogue, but not change it.
+// order. It may only read the catalogue.
 func New(systemNamespace string, notify func(Changes)) *Catalog {
 	if notify == nil {
 		notify = func(Changes) {}
@@ -169,18 +168,18 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 	}
 }
 
-// Put records the content of an entry.
+// Put records an entry's content.
 func (c *Catalog) Put(location, storeName string, content Content, now time.Time) {
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
 
-// Item is the read content of one entry.
+// Item is an entry's content.
 type Item struct {
 	StoreName string
 	Content   Content
 }
 
-// PutAll puts several entries as one change, which is cheaper.
+// PutAll puts several entries as one, cheaper change.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -228,7 +227,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records why a backup's metadata can't be used. It keeps earlier content.
+// PutUnreadable records why metadata can't be used. It keeps earlier content.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -248,8 +247,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a read that started at begun found no finished backup. It keeps earlier
-// content.
+// PutUnfinished records that a read from begun on found no finished backup. It keeps earlier content.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -290,7 +288,7 @@ func (c *Catalog) Remove(location, storeName string) {
 	})
 }
 
-// Len returns the number of known backups of a location, also omitted ones.
+// Len counts a location's known backups, also omitted ones.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -303,7 +301,7 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
-// CountIn returns the number of backups listed in a namespace.
+// CountIn counts the backups listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -318,14 +316,14 @@ func (c *Catalog) CountIn(namespace string) int {
 	return count
 }
 
-// Resting returns the bytes of all rows without pointers, which the garbage collector does not scan.
+// Resting returns the bytes of all rows without pointers, which the garbage collector skips.
 func (c *Catalog) Resting() int64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.resting
 }
 
-// Replaced returns the number of a location's backups whose metadata was replaced.
+// Replaced counts a location's backups with replaced metadata.
 func (c *Catalog) Replaced(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -338,8 +336,7 @@ func (c *Catalog) Replaced(location string) int {
 	return count
 }
 
-// Knows reports whether the catalogue has read, or looked for since the given time, a backup of a
-// record.
+// Knows reports whether a record's backup was read, or looked for since the given time.
 func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -364,7 +361,7 @@ func (c *Catalog) IsMissing(location, storeName string) bool {
 	return e != nil && !e.missingSince.IsZero()
 }
 
-// Readable returns the store name of any readable backup of a location, or "".
+// Readable returns any readable backup's store name in a location, or "".
 func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -382,7 +379,7 @@ func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	return backup
 }
 
-// Find returns a listed backup, its location, store name and digests; nil without one.
+// Find returns a listed backup, its location, store name and digests; or nil.
 func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -427,7 +424,7 @@ func (c *Catalog) entryLocked(location, storeName string) *entry {
 	return e
 }
 
-// group has the entries that want one name. Backups and bare entries never conflict.
+// group has the entries that want one name: backups, or bare ones.
 type group struct {
 	storeName string
 	bare      bool
@@ -435,8 +432,8 @@ type group struct {
 
 func (e *entry) group() group { return group{e.storeName, e.bare} }
 
-// setLocked changes an entry's content; backup is nil for none or a bare one. All changed rows are
-// unlisted before any is listed, since they may exchange names.
+// setLocked changes an entry's content; backup is nil for none or a bare one. It unlists all changed
+// rows before it lists any, since they may exchange names.
 func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
@@ -531,7 +528,7 @@ func (c *Catalog) holdLocked(e *entry) {
 	if e.shadowed && e.backup != nil {
 		row := *e.backup
 		row.Name = e.backup.Name + "@" + e.location
-		// A store may be a copy of another one, with its uids.
+		// A store may be a copy of another, with its uids.
 		row.UID = format.DerivedUID("backup", e.location, e.storeName, string(e.backup.UID))
 		e.held.row = &row
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// BackupID identifies a backup in a store; without UID a bare entry.
+// BackupID identifies a stored backup; without UID a bare entry.
 type BackupID struct {
 	Location, StoreName string
 	UID                 types.UID
@@ -35,7 +35,7 @@ type deletion struct {
 	stored bool
 }
 
-// SetVolumeDeletion hides all volumes of a deletion record at once; nil for a deleted record.
+// SetVolumeDeletion hides all volumes of a deletion record at once; nil if the record is deleted.
 func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := map[BackupID]bool{}
@@ -92,8 +92,8 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	return entries
 }
 
-// deletedLocked returns an entry's deleted rows, by the store's trusted change or a record; nil if
-// none. It updates the backup's counts.
+// deletedLocked returns an entry's deleted rows, by the store's trusted change or a record, or nil. It
+// updates the backup's counts.
 func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
@@ -159,7 +159,7 @@ func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 		e.rank() == (&entry{backup: backup}).rank()
 }
 
-// setDeletedLocked is setLocked for an entry of which only deleted changes.
+// setDeletedLocked is setLocked if only deleted changes.
 func (c *Catalog) setDeletedLocked(e *entry, backup *v1alpha1.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {
@@ -182,7 +182,7 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts a backup's volumes. before has the number of omitted ones.
+// sum counts a backup's volumes; before has the omitted ones.
 func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
 	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {
@@ -212,7 +212,7 @@ func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgres
 	return sum
 }
 
-// HistoryItem is a volume backup of a volume.
+// HistoryItem is a volume's backup.
 type HistoryItem struct {
 	VolumeInBackup
 	// Listed is its name as a VolumeBackup.
@@ -220,11 +220,11 @@ type HistoryItem struct {
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.
 	Of *v1alpha1.Backup
-	// InStorage: the only copy is a snapshot in the volume's storage.
+	// InStorage means that the only copy is a snapshot in the volume's storage.
 	InStorage bool
 }
 
-// History returns the volume backups of a BackupVolume, sorted by store name, and its uid.
+// History returns a BackupVolume's volume backups, sorted by store name, and its uid.
 func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid types.UID) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

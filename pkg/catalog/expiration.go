@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MaxChanges bounds a backup's changes that are read, and the kept keys beside a folder.
+// MaxChanges bounds a backup's changes that are read, and the keys kept beside a folder.
 const MaxChanges = 100
 
 const crowdMark = ".expiration-*"
 
-// Crowd stands for a store name's changes, if their keys are too many to keep; sum is of all of them. A
-// read of the backup lists them.
+// Crowd stands for a store name's changes with too many keys, which a read of the backup lists; sum is
+// of all.
 func Crowd(storeName string, sum []byte) string {
 	return format.BackupsPrefix + storeName + crowdMark + hex.EncodeToString(sum)
 }
@@ -37,9 +37,9 @@ func changed(key string) (storeName string, ok bool) {
 	return storeName, ok
 }
 
-// ObserveChanges takes the listed keys of expiration changes, or a Crowd, of the entries whose names
-// holds accepts; nil accepts all. ObserveListing precedes it. It returns the store names of backups
-// with new changes. A change is never rewritten.
+// ObserveChanges takes the listed keys of expiration changes, or a Crowd, of entries whose names holds
+// accepts; nil accepts all. It follows ObserveListing. It returns the store names of backups with new
+// changes. A change is never rewritten.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
@@ -63,7 +63,7 @@ func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, 
 	return read
 }
 
-// Changes returns the keys of a backup's expiration changes in the last listing.
+// Changes returns a backup's listed keys of expiration changes.
 func (c *Catalog) Changes(location, storeName string, backup types.UID) []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -74,7 +74,7 @@ func (c *Catalog) Changes(location, storeName string, backup types.UID) []string
 	return changesOf(e.changesListed, backup)
 }
 
-// changesOf returns a backup's newest changes, or each Crowd, which may have some of it.
+// changesOf returns a backup's newest changes, or all Crowds, which may have some.
 func changesOf(keys []string, backup types.UID) []string {
 	if slices.ContainsFunc(keys, IsCrowd) {
 		crowds := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return !IsCrowd(key) })
@@ -88,8 +88,8 @@ func changesOf(keys []string, backup types.UID) []string {
 	return newest[:min(len(newest), MaxChanges)]
 }
 
-// applyChangesLocked applies and returns the newest valid change of the expiration, or nil. The
-// backup's cluster must have signed it, with the same key or another known one.
+// applyChangesLocked applies and returns the newest valid expiration change, or nil. The backup's
+// cluster must have signed it, with the same key or another known one.
 func (c *Catalog) applyChangesLocked(e *entry, backup *v1alpha1.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0

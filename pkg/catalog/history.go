@@ -21,8 +21,7 @@ import (
 // and free to take: the catalogue copies on later changes.
 type History struct {
 	Version uint64
-	// Copied is the total of bytes copied for Histories. A difference estimates the memory of the older
-	// one.
+	// Copied totals the bytes copied for Histories. A difference estimates the older one's memory.
 	Copied uint64
 	// Withdrawn changes when a row leaves a namespace that an older History still lists: the namespace
 	// was recreated, or the signer lost trust.
@@ -48,7 +47,7 @@ func (c *Catalog) Snapshot() *History {
 	return c.taken
 }
 
-// Version returns the version of the present History.
+// Version returns the present History's version.
 func (c *Catalog) Version() uint64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -64,10 +63,10 @@ func (c *Catalog) Begin(version uint64) {
 	c.taken = nil
 }
 
-// Position is a place between rows of a History. It reveals nothing of other namespaces.
+// Position is a place between rows. It reveals nothing of other namespaces.
 type Position struct {
 	Namespace, Volume string
-	// At is the time of the row before; Skip counts earlier rows of that time.
+	// At is the earlier row's time; Skip counts earlier rows of that time.
 	At   uint32
 	Skip int
 }
@@ -81,7 +80,7 @@ type Row struct {
 	named bool
 }
 
-// VolumeRows are all rows of one volume.
+// VolumeRows are a volume's rows.
 type VolumeRows struct{ volume *volume }
 
 // Namespace returns the listing namespace.
@@ -96,12 +95,12 @@ func (v VolumeRows) HasPhase(phase string) bool {
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
 }
 
-// MayBeAlike reports whether a row may have a wanted Likeness, by the few distinct ones.
+// MayBeAlike reports whether a row may have a wanted Likeness.
 func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 	return v.volume.varied || slices.ContainsFunc(v.volume.shapes, func(s unique.Handle[shape]) bool { return wanted(Likeness{s}) })
 }
 
-// Likeness is the common part of many rows, mostly of all of a volume. It is comparable.
+// Likeness is the common part of many rows. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
 // PodName returns the pod that gave access.
@@ -116,8 +115,8 @@ func (l Likeness) Method() string { return l.shape.Value().method }
 // Labels returns the objects' labels.
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
-// Rows iterates from a position over wanted volumes' rows of a namespace, or of all if empty. Then rows
-// name backups of any namespace.
+// Rows yields, from a position, wanted volumes' rows of a namespace, or of all if empty. Then rows may
+// name any backup.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {
@@ -156,7 +155,7 @@ func (h *History) Count(namespace string, from Position, bound int) int {
 	return min(count, bound)
 }
 
-// VolumesOf returns the volumes that a row's name may belong to.
+// VolumesOf returns the possible volumes of a row's name.
 func VolumesOf(name string) []string {
 	_, of, _ := strings.Cut(name, ":") // backups' names have no colon
 	candidates := []string{of}
@@ -226,7 +225,7 @@ func (r Row) BackupUID() string {
 	return ""
 }
 
-// BackupName returns the volume backup's own name in a bare entry.
+// BackupName returns the own name in a bare entry.
 func (r Row) BackupName() string { return r.row().backupName() }
 
 // StorageLocation returns the location's name.
@@ -241,7 +240,7 @@ func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.mem
 // OfVolume returns all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
-// Version returns the version at which it was listed.
+// Version returns the version since which it is listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
 // InBackup identifies the stored backup and its volume.
@@ -261,24 +260,24 @@ func (r Row) Object() *v1alpha1.VolumeBackup {
 
 type volume struct {
 	name types.NamespacedName
-	// members are in order; if shared, a History has them, too.
+	// members are in order; a History has them, too, if shared.
 	members []member
 	shared  bool
-	// epoch is the catalogue's at creation. If the catalogue's is later, a History has this volume.
+	// epoch is the catalogue's at creation. A later catalogue's means that a History has this volume.
 	epoch uint64
-	// loose is the first unsorted member's index during a change; zero if all are sorted.
+	// loose is the first unsorted member's index during a change, or zero.
 	loose int
 
-	// Computed from members; after a removal stale until recount.
+	// Computed from members; stale after a removal, until recount.
 	stale     bool
 	locations []string
 	completed int32
 	stored    int64
-	last      member // the latest completed one; held is nil without one
+	last      member // the latest completed one; held may be nil
 	created   metav1.Time
-	// states has a bit for each state of the rows, by its index or oddState.
+	// states has a bit for each state, by its index or oddState.
 	states uint8
-	// shapes are distinct. More than maxShapes are only varied.
+	// shapes are distinct; varied replaces more than maxShapes.
 	shapes []unique.Handle[shape]
 	varied bool
 }
@@ -309,7 +308,7 @@ func newMember(h *held, i int) member {
 
 func (m member) row() row { return m.held.rows.at(int(m.index)) }
 
-// compareMembers orders by time, then by identity: the order of reads does not matter.
+// compareMembers makes the order of reads irrelevant.
 func compareMembers(a, b member) int {
 	if order := cmp.Compare(a.at, b.at); order != 0 {
 		return order
@@ -345,7 +344,7 @@ func (c *Catalog) addLocked(v *volume, m member) {
 	}
 }
 
-// settleLocked sorts the members: the added ones are mostly neighbours.
+// settleLocked sorts the members: added ones are mostly neighbours.
 func (c *Catalog) settleLocked(v *volume) {
 	if v.loose == 0 {
 		return

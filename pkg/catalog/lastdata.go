@@ -14,19 +14,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Claim names a volume claim in a namespace of that name, recreated or not.
+// Claim names a volume claim, in a recreated namespace or not.
 type Claim = types.NamespacedName
 
-// HeldClaims returns the sorted claims whose data a backup holds, without failed and deleted volumes.
+// HeldClaims returns the sorted claims with data in a backup, neither failed nor deleted.
 func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData returns the sorted claims whose newest data a backup holds: no other good backup of this
-// cluster has newer data. Only existing namespaces count; a recreated one continues the former. Backups
-// that going reports are being deleted, and don't count.
+// LastData returns the sorted claims of which only this backup has the newest data: no other good
+// backup of this cluster has newer data. Only existing namespaces count; a recreated one continues the
+// former. Backups that are being deleted, as going reports, don't count.
 func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -49,7 +49,7 @@ func (c *Catalog) isGoodLocked(h *held) bool {
 	return canBring(h) && !c.past[h.location] && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn && !c.isLostLocked(h)
 }
 
-// Holders returns the uids of up to most good backups of this cluster with data of a claim, newest data
+// Holders returns the uids of up to most good backups of this cluster with a claim's data, newest
 // first. A former namespace of the name does not count.
 func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	c.mu.RLock()
@@ -70,7 +70,7 @@ func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	return of
 }
 
-// supersededLocked reports whether another good backup has newer data of a claim.
+// supersededLocked reports whether another good backup has newer data.
 func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})
@@ -124,8 +124,8 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
-// holds reports whether a row is restorable data of a claim. Snapshots in a volume's storage can only
-// be restored from this cluster's backups.
+// holds reports whether a row is restorable data of a claim. Snapshots in a volume's storage are
+// restored only from this cluster's backups.
 func holds(h *held, r row) bool {
 	s := r.shape.Value()
 	own := h.row != nil && h.row.Status.Origin != nil && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn
@@ -135,8 +135,8 @@ func holds(h *held, r row) bool {
 // inStorage reports whether a row is no second copy of the data: it supersedes none.
 func inStorage(r row) bool { return r.shape.Value().method == MethodInStorage }
 
-// canBring reports whether this cluster vouches for a restorable backup. Doubts about a volume are its
-// row's state.
+// canBring reports whether this cluster vouches for a restorable backup. Rows have doubts about
+// volumes.
 func canBring(h *held) bool {
 	if h.row == nil {
 		return false

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	// More than lossFloor backups and more than one in lossShare leaving at once are suspicious.
+	// A loss of more than lossFloor backups and one in lossShare is suspicious.
 	lossFloor = 10
 	lossShare = 20
 )
 
-// backoff is the wait before another read: first, doubled each time, up to most.
+// backoff is the wait before a read: first, doubled each time, up to most.
 type backoff struct{ first, most time.Duration }
 
 var (
@@ -34,7 +34,7 @@ func (e *entry) retryLocked(now time.Time, wait backoff) {
 	e.retryAt = now.Add(pause)
 }
 
-// Listing has the entries that a store lists: all, or one shard.
+// Listing has the names that a store, or one shard, lists.
 type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
@@ -43,8 +43,7 @@ type Listing struct {
 	Begun time.Time
 	// Suspicion says why missing entries are not believed, or is empty.
 	Suspicion string
-	// Accepted lets all entries that are missing at that instant leave. In the future it accepts
-	// nothing yet.
+	// Accepted lets all entries leave that are missing at that instant, not before.
 	Accepted time.Time
 }
 
@@ -119,11 +118,11 @@ func (e *entry) toRead(now time.Time) bool {
 }
 
 type losses struct {
-	// known counts entries without accepted and explained losses; missing is their missing part.
+	// known counts entries without accepted and explained losses; missing is the missing part.
 	known, missing int
-	// accepted, explained and confirmed are missing for two listings; confirmed are not too many.
+	// accepted, explained and confirmed are missing twice; confirmed are not too many.
 	accepted, explained, confirmed []*entry
-	// fresh entries were missing in one listing, or are suspect.
+	// fresh entries are missing once, or suspect.
 	fresh []*entry
 }
 
@@ -171,7 +170,7 @@ func (l *losses) judge(listing *Listing) (doubted bool) {
 
 func isTooMuch(lost, known int) bool { return lost > max(lossFloor, known/lossShare) }
 
-// IsSuspicious reports whether doubtfully few of the known backups were found.
+// IsSuspicious reports whether doubtfully few known backups were found.
 func IsSuspicious(known, found int) bool {
 	return isTooMuch(known-found, known) || found == 0 && known > 0
 }
@@ -184,7 +183,7 @@ func (l *losses) gone(doubted bool) []*entry {
 	return slices.Concat(l.accepted, l.explained, l.confirmed)
 }
 
-// expired reports whether any cluster was to remove a backup by then.
+// expired reports whether a cluster was to remove a backup by then.
 func (e *entry) expired(by time.Time) bool {
 	if e.backup == nil {
 		return false

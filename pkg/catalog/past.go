@@ -5,8 +5,8 @@ package catalog
 
 import "maps"
 
-// SetPast sets the locations that show an earlier time. Their backups never have plain names, and count
-// as no copies. It precedes their first entries.
+// SetPast sets the locations that show an earlier time, before their first entries. Their backups never
+// have plain names, and count as no copies.
 func (c *Catalog) SetPast(locations map[string]bool) {
 	c.changing.Lock()
 	defer c.changing.Unlock()

@@ -17,11 +17,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// row is an unpacked volume backup: own values, a shared shape, and rare values in an oddity.
+// row is an unpacked volume backup.
 type row struct {
 	shape unique.Handle[shape]
 	odd   *oddity
-	// snapshot is the snapshot's id if it is 32 hexadecimal digits; else the oddity has it.
+	// snapshot is the id if it has 32 hexadecimal digits; else the oddity has it.
 	snapshot          [16]byte
 	size, incremental int64
 	// started and ended are Unix seconds; zero if unknown, or in the oddity.
@@ -49,16 +49,16 @@ type oddity struct {
 	repeat                                      uint32
 }
 
-// packedRows are the immutable rows of an entry; nil for none. There may be a million, so cells have no
-// pointers for the garbage collector to scan.
+// packedRows are an entry's immutable rows, or nil. There may be a million, so cells have no pointers
+// for the garbage collector to scan.
 type packedRows struct {
 	cells []cell
-	// shapes has one for each row, or one for all. Lists of the same volumes share them.
+	// shapes has one for each row, or for all. Lists of the same volumes share them.
 	shapes []unique.Handle[shape]
 	odd    []oddRow
 }
 
-// cell has a row's own values. The oddity has sizes and repetitions that don't fit.
+// cell has a row's own values, if they fit.
 type cell struct {
 	snapshot          [16]byte
 	size, incremental size
@@ -69,7 +69,7 @@ type cell struct {
 
 const cellBytes = 40
 
-// size is a number of bytes below 2^48, without an int64's alignment.
+// size is a number below 2^48, without an int64's alignment.
 type size [3]uint16
 
 type oddRow struct {
@@ -186,7 +186,7 @@ var knownShapes struct {
 	kept  int // shapes in all lists; guarded by mu
 }
 
-// maxKnownShapes bounds them, at some 300 bytes each.
+// maxKnownShapes needs some 300 bytes each.
 const maxKnownShapes = 64 << 10
 
 // sharedShapes returns the rows' shapes, or one for all, if possible from knownShapes.
@@ -232,7 +232,7 @@ const (
 	stateOdd       = math.MaxUint8
 )
 
-// newRow packs a volume backup. like may have the same shape, or is nil.
+// newRow packs a volume backup. like may be nil, or have the same shape.
 func newRow(v *Volume, like *row) row {
 	r := row{size: v.SizeBytes, incremental: v.IncrementalBytes, state: stateOdd}
 	of := shape{
@@ -319,7 +319,7 @@ func (r row) backupName() string {
 	return r.odd.backupName
 }
 
-// at returns the end, or else the start, in Unix seconds; zero if unknown.
+// at returns the end, or else the start, or zero, in Unix seconds.
 func (r row) at() uint32 {
 	for _, seconds := range []uint32{r.ended, r.started} {
 		if seconds != 0 {
@@ -388,8 +388,8 @@ func (r Rows) Len() int { return r.rows.len() }
 // Volumes returns a copy, as packed.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
-// Packer packs the volumes of entries, fastest after an entry with the same volumes. It is not safe for
-// concurrent use.
+// Packer packs the volumes of entries, fastest after the same volumes. It is not safe for concurrent
+// use.
 type Packer struct{ before []row }
 
 // Pack packs an entry's rows, and numbers repetitions of a volume.

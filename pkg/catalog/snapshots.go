@@ -14,16 +14,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes that were stored by snapshots. MethodMoved with a snapshot's id is stored in a
-// repository, and can be restored. MethodInStorage is stored in the volume's own storage.
+// Methods of volumes stored by snapshots. MethodMoved with a snapshot's id is in a repository, and can
+// be restored. MethodInStorage is in the volume's own storage.
 const (
 	MethodInStorage = "csi-snapshot"
 	MethodMoved     = "csi-snapshot-moved"
 	methodNative    = "native-snapshot"
 )
 
-// ReadVolumeInfos reads the volumes that Velero stored by snapshots, from format.VolumeInfoKey (since
-// 1.13). ReadVolumes has more about volumes uploaded from pods.
+// ReadVolumeInfos reads the volumes that Velero (since 1.13) stored by snapshots, from
+// format.VolumeInfoKey. ReadVolumes has more about uploads from pods.
 func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadVolumeInfos(r, func(info format.VolumeInfo) error {
 		v := Volume{Namespace: info.PVCNamespace, ClaimName: info.PVCName, VolumeName: info.PVName}

@@ -18,21 +18,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// trust decides where backups are listed: without any, in the system namespace.
+// trust decides where backups are listed; by default in the system namespace.
 type trust struct {
 	identity identity.Identity
 	// namespaces are the existing ones; nil while unknown.
 	namespaces  map[string]types.UID
 	successions identity.Successions
 	clusters    map[string][]enginev1alpha1.TrustedCluster
-	// damage is the lost data of stores, by repository.
+	// damage is stores' lost data, by repository.
 	damage map[string]*enginev1alpha1.RepositoryDamage
 }
 
 type verdict struct {
 	trust   v1alpha1.BackupTrust
 	message string
-	// own is true for this cluster; grants are the location's for the signer.
+	// own is for this cluster; grants are the location's for the signer.
 	own    bool
 	grants []enginev1alpha1.TrustedCluster
 }
@@ -73,7 +73,7 @@ func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.replace(func(*entry) bool { return true })
 }
 
-// SetNamespace sets a namespace's uid; an empty one removes it. Before SetNamespaces it does nothing.
+// SetNamespace sets a namespace's uid; an empty one removes it. It does nothing before SetNamespaces.
 func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	if c.setTrust(func(t *trust) bool {
 		if t.namespaces == nil || t.namespaces[name] == uid {
@@ -165,8 +165,8 @@ func (e *entry) isOf(namespaces map[string]bool) bool {
 	return false
 }
 
-// placeLocked returns a backup and rows with their place in the lists, and the deleted rows. It depends
-// only on the entry's claims and on trust.
+// placeLocked places a backup and rows, and returns the deleted rows. It depends only on the entry's
+// claims and on trust.
 func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows) (*v1alpha1.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
@@ -200,8 +200,8 @@ func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRow
 	return &placed, c.damagedLocked(e, &placed, rows, deleted), deleted
 }
 
-// Judge judges the signature of another object of a location. home reports whether it is listed in the
-// namespace that it claims.
+// Judge judges the signature of another object of a location, and whether it is listed in the namespace
+// that it claims.
 func (c *Catalog) Judge(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -214,7 +214,7 @@ func (c *Catalog) Judge(location string, claims *v1alpha1.BackupOrigin) (origin 
 	return origin, c.reachesLocked(&verdict, claims.Namespace, claims.NamespaceUID)
 }
 
-// ofFormerKey is advice for objects that this cluster may have signed with a lost key.
+// ofFormerKey is advice for objects that a lost key of this cluster may have signed.
 const ofFormerKey = `if it is a former key of yours, as after Holdfast was installed anew, add it as a line to public-keys in the ConfigMap ` + identity.Name + `, and restart the controller ("The cluster's identity" in docs/install.md); else somebody else has written it`
 
 func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
@@ -256,7 +256,7 @@ func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
 }
 
 // reachesLocked reports whether a backup is listed in the present namespace of its name. Our own is, if
-// that is the same namespace, continues it, or does not exist.
+// that is or continues its namespace, or does not exist.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
 		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {

@@ -34,8 +34,7 @@ const reasonUnreadable = "Unreadable"
 
 // Volume is a volume backup, as read.
 type Volume struct {
-	// Namespace is the claim's and pod's, with its uid. Without one, the volume is listed in the system
-	// namespace.
+	// Namespace is the claim's and pod's. Without one, the volume is listed in the system namespace.
 	Namespace, NamespaceUID string
 	ClaimName               string
 	// PodName and PodVolume gave access to it.
@@ -52,15 +51,15 @@ type Volume struct {
 	Labels       Labels
 	State        string
 	Message      string
-	// In bytes. VolumeSize is the capacity.
+	// In bytes; VolumeSize is the capacity.
 	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
-	// Zero if unknown. Created is the request's time, for bare entries.
+	// Zero if unknown. Created is the request's, for bare entries.
 	Start, Completion, Created, SnapshotCreated, VolumeCreated metav1.Time
 }
 
 func (v *Volume) completed() bool { return v.State == v1alpha1.VolumeBackupCompleted }
 
-// Labels is a set of labels as canonical JSON, comparable; empty without labels.
+// Labels is canonical JSON of labels, comparable; or empty.
 type Labels string
 
 // NewLabels returns a set of labels.
@@ -116,8 +115,8 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-// canExist reports whether the names are valid for a pod's volume, or a claim without a pod: they
-// become names in the API.
+// canExist reports whether the names are valid, since they become names in the API: a pod's volume, or
+// a claim without a pod.
 func (v *Volume) canExist() bool {
 	inPod := len(validation.IsDNS1123Subdomain(v.PodName)) == 0 && len(validation.IsDNS1123Label(v.PodVolume)) == 0
 	noPod := v.PodName == "" && v.PodVolume == "" && v.ClaimName != ""
@@ -248,8 +247,8 @@ func bareName(claim, pod, podVolume, volume string) string {
 
 func (s *shape) bareName() string { return bareName(s.claimName, s.podName, s.podVolume, s.volumeName) }
 
-// volumeName returns the BackupVolume's namespace and name. In the system namespace it has a suffix
-// @NAMESPACE, which no claim's name has.
+// volumeName names the BackupVolume. In the system namespace it has a suffix @NAMESPACE, which no claim
+// has.
 func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	s := r.shape.Value()
 	switch {
@@ -322,13 +321,13 @@ type held struct {
 	version     uint64
 }
 
-// mayName reports whether a namespace's objects may name the backup: not one of another namespace. A
-// bare entry belongs to its volume only.
+// mayName reports whether a namespace's objects may name the backup. A bare entry belongs to its volume
+// only.
 func (h *held) mayName(namespace string) bool {
 	return h.bare || namespace == h.backup.Namespace || namespace == h.systemNamespace
 }
 
-// reference returns the backup's name for a namespace; empty if it may not be named. all permits any.
+// reference returns the backup's name for a namespace, unless it may not be named. all permits any.
 func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	if h.row == nil || !all && !h.mayName(namespace) {
 		return v1alpha1.BackupReference{}
@@ -336,8 +335,8 @@ func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	return v1alpha1.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
-// pseudonym replaces the name of a backup that may not be named. It is derived from the uid, so that
-// names can't be guessed.
+// pseudonym replaces a name that may not be named. It is derived from the uid, against guesses of
+// names.
 func (h *held) pseudonym() string {
 	uid := format.DerivedUID("another backup", h.location, h.storeName, string(h.backup.UID))
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
@@ -430,7 +429,7 @@ func (h *held) url(v *Volume) string {
 	return u.String()
 }
 
-// snapshotCreated returns the snapshot's time; for Kopia, the start of the upload.
+// snapshotCreated returns the snapshot's time; Kopia's is the start of the upload.
 func (v *Volume) snapshotCreated() metav1.Time {
 	if v.SnapshotCreated.IsZero() && v.SnapshotID != "" {
 		return v.Start

@@ -22,7 +22,7 @@ import (
 // ErrAsOf: nothing is written to a store that is read as of an instant.
 var ErrAsOf = errors.New("the storage location shows the bucket as it was")
 
-// asOfError is about a whole location. Its text is a reason.
+// asOfError is about a whole location.
 type asOfError struct{ text string }
 
 func (e *asOfError) Error() string { return e.text }
@@ -32,22 +32,20 @@ func (e *asOfError) Is(target error) bool { return target == ErrAsOf }
 const (
 	lookupPage       = 20
 	maxKnownVersions = 10_000
-	// lastName sorts after all names in a folder.
-	lastName = "\U0010ffff"
+	lastName         = "\U0010ffff"
 )
 
-// asOfBackend shows a versioned bucket of S3 as it was at an instant: of each key the newest version,
-// unless that is a delete marker. It writes nothing.
+// asOfBackend shows a versioned bucket of S3 as it was at an instant: of each key the newest version
+// until then, unless that is a delete marker. It writes nothing.
 //
-// Some stores round times to seconds. Of versions with one time, the last is shown. A version is shown
-// before a delete marker with its time, if neither is the latest.
+// Some stores round times to seconds. Of versions with one time, the last is shown, and a version
+// before a delete marker, if neither is the latest.
 type asOfBackend struct {
 	client *s3.Client
 	name   string
 	at     time.Time
 
-	mu sync.Mutex
-	// known has ids of shown versions, as a cache.
+	mu    sync.Mutex
 	known map[string]string
 }
 
@@ -62,7 +60,7 @@ type version struct {
 	isLatest bool
 }
 
-// supersedes reports whether a version is shown instead of another of its key that was listed before.
+// supersedes reports whether a version is shown instead of an earlier listed one.
 func (v *version) supersedes(other *version) bool {
 	switch order := v.object.ModTime.Compare(other.object.ModTime); {
 	case order != 0:
@@ -76,7 +74,7 @@ func (v *version) supersedes(other *version) bool {
 	}
 }
 
-// page lists versions after a key, or within a key's versions, in the keys' order.
+// page lists versions in the keys' order, after a key or one of its versions.
 func (b *asOfBackend) page(ctx context.Context, request *s3.ListObjectVersionsInput) (versions []version, answer *s3.ListObjectVersionsOutput, err error) {
 	request.Bucket = aws.String(b.name)
 	if answer, err = b.client.ListObjectVersions(ctx, request); err != nil {
@@ -112,8 +110,7 @@ func (b *asOfBackend) page(ctx context.Context, request *s3.ListObjectVersionsIn
 	return versions, answer, nil
 }
 
-// shown yields the shown versions of keys with a prefix. The next page begins after the key that jump
-// returns, if any.
+// shown yields the shown versions of keys with a prefix. jump may return a key to continue after.
 func (b *asOfBackend) shown(ctx context.Context, prefix, after string, jump func() string) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		request := &s3.ListObjectVersionsInput{Prefix: aws.String(prefix), MaxKeys: aws.Int32(maxPage)}
@@ -160,8 +157,8 @@ func (b *asOfBackend) shown(ctx context.Context, prefix, after string, jump func
 	}
 }
 
-// list lists without a delimiter, since a folder appears only if it had an object. It skips the pages
-// with the rest of such a folder.
+// list lists without a delimiter, since a folder appears only if it had an object. It skips the other
+// pages of such a folder.
 func (b *asOfBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		inside := ""
@@ -207,8 +204,7 @@ func (b *asOfBackend) remember(key, id string) {
 	b.known[key] = id
 }
 
-// find returns the shown version of a key. It lists only the key's own versions, which come before
-// longer keys.
+// find returns a key's shown version. It lists no other key: longer keys come later.
 func (b *asOfBackend) find(ctx context.Context, key string) (version, error) {
 	request := &s3.ListObjectVersionsInput{Prefix: aws.String(key), MaxKeys: aws.Int32(lookupPage)}
 	var best *version
@@ -301,7 +297,7 @@ func (b *asOfBackend) removeUnfinished(context.Context, string, time.Time, bool)
 
 func (b *asOfBackend) folder(key string) (backend, string, error) { return b, key, nil }
 
-// check fails without versioning. While versioning is suspended, versions are lost.
+// check fails without versioning, since a suspended one loses versions.
 func (b *asOfBackend) check(ctx context.Context, folder string) error {
 	versioning, err := b.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: aws.String(b.name)})
 	if err != nil {

@@ -26,22 +26,20 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 )
 
-// azurePage is the service's maximum. This client can't begin in the middle of a listing.
+// azurePage is the service's maximum. A listing can't begin in the middle.
 const azurePage = 5000
 
-// errHierarchy: such accounts don't sort names by their bytes.
+// errHierarchy: such accounts don't sort names by bytes.
 var errHierarchy = errors.New("the storage account has a hierarchical namespace, which keeps names in another order: use an account without one")
 
-// azureBackend keeps objects in a container of Azure Blob Storage. Their version is their ETag.
+// azureBackend keeps objects in a container of Azure Blob Storage, with the ETag as version.
 type azureBackend struct {
 	clients   *followed[*azureClient]
 	transport *http.Transport
-	// flat is true once the account is known to have no hierarchical namespace.
-	flat atomic.Bool
+	flat      atomic.Bool
 }
 
-// azureDo does an operation, and repeats it once if its credentials are refused and the Secret has
-// others.
+// azureDo repeats an operation once if its credentials are refused and the Secret has others.
 func azureDo[T any](ctx context.Context, b *azureBackend, do func(client *azureClient) (T, error)) (T, error) {
 	client := b.clients.get(ctx, false)
 	got, err := do(client)
@@ -54,7 +52,7 @@ func azureDo[T any](ctx context.Context, b *azureBackend, do func(client *azureC
 }
 
 // refuseHierarchy fails for a hierarchical namespace. Some roles may not ask: then a listing that goes
-// backwards, or has a directory, is an error.
+// backwards, or has a directory, fails.
 func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	if b.flat.Load() {
 		return nil
@@ -72,7 +70,7 @@ func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	return nil
 }
 
-// azureVersion returns an ETag in the form of listings.
+// azureVersion returns an ETag as in listings.
 func azureVersion(tag *azcore.ETag) string {
 	if tag == nil {
 		return ""
@@ -158,7 +156,7 @@ func (b *azureBackend) get(ctx context.Context, key string, offset, length int64
 	return r, nil
 }
 
-// azureReader verifies the checksum of a whole object, if it has one.
+// azureReader verifies a whole object's checksum, if any.
 type azureReader struct {
 	io.ReadCloser
 	version string
@@ -219,7 +217,7 @@ func (b *azureBackend) write(ctx context.Context, key string, content Content, o
 		})
 	})
 	if options.exclusive && errors.Is(explain("", "", err), ErrExists) {
-		// Azurite also refuses for the blocks of an unfinished write, which are no object.
+		// Azurite also refuses for blocks of an unfinished write.
 		if _, failure := b.attributes(ctx, key); errors.Is(explain("", "", failure), ErrNotFound) {
 			body := content.Reader()
 			defer body.Close()
@@ -247,8 +245,7 @@ func (b *azureBackend) newWriter(ctx context.Context, key string) (ObjectWriter,
 	}, nil
 }
 
-// writeBlocks creates an object of blocks, visible after the last request. The service removes other
-// blocks after a week.
+// writeBlocks creates an object by its last request. The service removes other blocks after a week.
 func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.Reader) error {
 	if err := b.refuseHierarchy(ctx); err != nil {
 		return err
@@ -260,7 +257,7 @@ func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.R
 		if n > 0 {
 			whole.Write(buffer[:n])
 			sum := md5.Sum(buffer[:n])
-			// Concurrent writers of an object need different blocks.
+			// Concurrent writers need different blocks.
 			id := base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "%s-%06d", writer, len(blocks)))
 			if _, err := azureDo(ctx, b, func(client *azureClient) (blockblob.StageBlockResponse, error) {
 				return client.NewBlockBlobClient(key).StageBlock(ctx, id, bytesContent(buffer[:n]).Reader(), &blockblob.StageBlockOptions{
@@ -313,7 +310,7 @@ func (b *azureBackend) removeIf(ctx context.Context, key string, conditions *blo
 	return err
 }
 
-// removeUnfinished does nothing: the service removes unfinished blocks after a week.
+// removeUnfinished does nothing: the service does it after a week.
 func (b *azureBackend) removeUnfinished(context.Context, string, time.Time, bool) ([]string, error) {
 	return nil, nil
 }

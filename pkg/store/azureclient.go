@@ -50,7 +50,6 @@ type azureOpener struct {
 	options  azcore.ClientOptions
 }
 
-// clients returns clients with the credentials of the Secret, or of the environment.
 func (o *azureOpener) clients(secret map[string][]byte, again SecretReader) (*followed[*azureClient], error) {
 	name := o.location.CredentialsSecret
 	if name != "" {
@@ -68,8 +67,8 @@ func (o *azureOpener) clients(secret map[string][]byte, again SecretReader) (*fo
 	return &followed[*azureClient]{current: client}, nil
 }
 
-// fromSecret returns a client with an account's key, a shared access signature, or an application. No
-// error quotes them.
+// fromSecret accepts an account's key, a shared access signature, or an application. No error quotes
+// them.
 func (o *azureOpener) fromSecret(secret map[string][]byte) (*azureClient, error) {
 	name := o.location.CredentialsSecret
 	text := func(key string) string { return strings.TrimSpace(string(secret[key])) }
@@ -123,7 +122,7 @@ func (t azureTokens) GetToken(ctx context.Context, options policy.TokenRequestOp
 	return token, err
 }
 
-// azureAnswers observes each request, and refuses answers without a store's request id.
+// azureAnswers refuses answers without a store's request id.
 type azureAnswers struct{}
 
 func (azureAnswers) Do(request *policy.Request) (*http.Response, error) {

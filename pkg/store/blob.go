@@ -39,8 +39,7 @@ type blobBackend struct {
 	name string
 	// For S3 with a lock.
 	lock *locking
-	// removing excludes this process's writes from check to removal, if the store has no conditional
-	// removal.
+	// removing excludes this process's writes during a removal, if that can't be conditional.
 	removing sync.RWMutex
 }
 
@@ -135,7 +134,7 @@ func (b *blobBackend) write(ctx context.Context, key string, content Content, op
 		defer b.removing.RUnlock()
 		return b.bucket.Upload(ctx, key, body, &blob.WriterOptions{ContentType: contentType, IfNotExist: options.exclusive})
 	}
-	// The writer of gocloud.dev would copy and split the content.
+	// gocloud.dev would copy and split the content.
 	request := &s3.PutObjectInput{
 		Bucket:        aws.String(b.name),
 		Key:           aws.String(key),
@@ -168,8 +167,8 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
-// tuneUpload bounds an upload's memory in S3, and removes parts even after the context's end, where the
-// SDK would fail.
+// tuneUpload bounds an upload's memory in S3, and removes parts even after the context's end, unlike
+// the SDK.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	var manager *transfermanager.Client
 	if b.s3 != nil && as(&manager) {

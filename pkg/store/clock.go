@@ -14,15 +14,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MostClockDifference is the maximum difference between the clocks of process and store for work that
-// depends on ages, as in Kopia's maintenance.
+// MostClockDifference is the maximum between the clocks of process and store for work that depends on
+// ages.
 const MostClockDifference = 5 * time.Minute
 
-// ErrClock: the clocks of store and process differ by more than MostClockDifference.
+// ErrClock: the clocks differ by more than MostClockDifference.
 var ErrClock = errors.New("the clock and the store's differ")
 
-// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Callers that
-// remove by age check first. A store without a clock agrees.
+// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Check before
+// removing by age. A store without a clock agrees.
 func (b *Bucket) CheckClock(ctx context.Context, clock clock.PassiveClock) error {
 	_, err := b.CompareClock(ctx, clock)
 	return err

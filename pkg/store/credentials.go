@@ -27,14 +27,13 @@ import (
 )
 
 const (
-	// identityTimeout bounds a request for credentials.
 	identityTimeout = 30 * time.Second
-	// sessionDuration is the maximum for a role that another role assumes.
+	// sessionDuration is the maximum for a role assumed by a role.
 	sessionDuration = time.Hour
 )
 
-// identities are the settings with sessions of this process: a store is opened often, and each session
-// costs a request to STS.
+// identities are this process's settings with sessions: a store is opened often, and a session costs a
+// request to STS.
 var identities = struct {
 	sync.Mutex
 	of map[string]aws.Config
@@ -43,8 +42,8 @@ var identities = struct {
 // maxIdentities bounds the sessions of former settings.
 const maxIdentities = 100
 
-// ownIdentity returns settings with the credentials of the environment, or with the location's role,
-// which these assume.
+// ownIdentity returns settings with the environment's credentials, or with the location's role, which
+// these assume.
 func ownIdentity(ctx context.Context, location *enginev1alpha1.S3Location, region string, trusted *x509.CertPool) (aws.Config, error) {
 	environment := slices.DeleteFunc(os.Environ(), func(variable string) bool { return !strings.HasPrefix(variable, "AWS_") })
 	of := func(role, externalID string) string {
@@ -102,7 +101,7 @@ func load(ctx context.Context, region string, trusted *x509.CertPool) (aws.Confi
 	return settings, nil
 }
 
-// remember keeps settings whose credentials renew themselves, unlike those in a file.
+// remember keeps settings whose credentials renew themselves: a file's don't.
 func remember(key string, settings aws.Config) {
 	if !hasSessions(settings.Credentials) {
 		return
@@ -126,8 +125,8 @@ func sourcesOf(provider aws.CredentialsProvider) []aws.CredentialSource {
 	return nil
 }
 
-// sessionName returns the pod's name, for audit logs. It must not vary: STS's errors quote it, and
-// conditions have them.
+// sessionName returns the pod's name, for audit logs. It must not vary: conditions have STS's errors,
+// which quote it.
 func sessionName() string {
 	name, _ := os.Hostname()
 	name = strings.Map(func(r rune) rune {
@@ -142,7 +141,7 @@ func sessionName() string {
 	return name[:min(len(name), 64)]
 }
 
-// toldCredentials marks errors without a part of the store.
+// toldCredentials marks errors that are not the store's.
 type toldCredentials struct{ aws.CredentialsProvider }
 
 // Retrieve implements aws.CredentialsProvider.
@@ -163,7 +162,7 @@ func (e *credentialsError) Unwrap() error { return e.cause }
 const noCredentials = "there are no usable credentials for the store: give the pods an identity, or name a Secret in spec.s3.credentialsSecret"
 
 func classifyCredentials(failed *credentialsError) (reason string, kind error) {
-	// A role may be assumed with credentials that failed themselves.
+	// A role may be assumed with other credentials that failed.
 	for inner, ok := errors.AsType[*credentialsError](failed.cause); ok; inner, ok = errors.AsType[*credentialsError](failed.cause) {
 		failed = inner
 	}
@@ -172,7 +171,7 @@ func classifyCredentials(failed *credentialsError) (reason string, kind error) {
 	if operation, ok := errors.AsType[*smithy.OperationError](err); ok && operation.ServiceID == sts.ServiceID {
 		service = "STS"
 	} else if ok {
-		return noCredentials, ErrDenied // the metadata service of nodes is the last resort
+		return noCredentials, ErrDenied // the nodes' metadata service is the last resort
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		code := answer.ErrorCode()
@@ -216,7 +215,7 @@ const (
 	maxWord = 160
 )
 
-// words returns STS's message, which names the caller and the missing right; empty if it may quote a
+// words returns STS's message, which names the caller and the missing right, unless it may quote a
 // token.
 func words(message string) string {
 	if message == "" || len(message) > maxWords || strings.ContainsFunc(message, func(r rune) bool { return r < ' ' || r > '~' }) ||

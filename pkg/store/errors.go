@@ -69,7 +69,7 @@ func (e *opError) Unwrap() []error {
 	return []error{e.kind, e.cause}
 }
 
-// Reason returns in stable words, without the key, why an operation failed, for a condition. Other
+// Reason returns why an operation failed in stable words, without the key, for a condition. Other
 // errors return their text.
 func Reason(err error) string {
 	if failed, ok := errors.AsType[*opError](err); ok {
@@ -146,7 +146,7 @@ func classify(err error) (reason string, kind error) {
 		return "the connection to the store broke", ErrUnavailable
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
-		// Without an answer or a network fault, the request could not be signed.
+		// Without an answer or a network fault, signing failed.
 		return noCredentials, ErrDenied
 	}
 	return "the store can't do that", nil
@@ -175,10 +175,9 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	return classifyStatus(code, status)
 }
 
-// classifyStatus classifies an answer by its HTTP status and the store's code.
 func classifyStatus(code string, status int) (reason string, kind error) {
 	said := ""
-	// For an answer without a code, as from a proxy, the SDK uses the status's text.
+	// Without a code, as from a proxy, the SDK uses the status's text.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}

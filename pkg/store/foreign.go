@@ -17,17 +17,16 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// foreignAnswer is a successful answer that is not from a store but, for example, from a proxy.
+// foreignAnswer is a success that no store has sent, but a proxy, for example.
 type foreignAnswer struct {
-	// speaks is the expected protocol, unless S3.
 	speaks string
 	sent   string
-	// again is set if a store itself may have answered: versitygw describes an object without its ETag
-	// while it removes it.
+	// again is set if a store may have answered: versitygw describes an object without its ETag while
+	// it removes it.
 	again bool
 }
 
-// RetryableError implements the interface of the SDK of S3.
+// RetryableError implements the SDK's interface.
 func (e *foreignAnswer) RetryableError() bool { return e.again }
 
 // NonRetriable stops the retries of Azure's SDK.
@@ -37,8 +36,8 @@ func (e *foreignAnswer) Error() string {
 	return "what answers does not speak " + cmp.Or(e.speaks, "S3") + ", and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
-// refuseForeign makes a client fail on such answers. It would take any page with status 200 for an
-// empty listing, or a finished write.
+// refuseForeign makes such answers errors. A client would take any page with status 200 for an empty
+// listing, or a finished write.
 func refuseForeign(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {

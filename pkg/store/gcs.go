@@ -35,9 +35,9 @@ const (
 	speaksGCS   = "the protocol of Google Cloud Storage"
 )
 
-// gcsBackend keeps objects in a bucket of Google Cloud Storage. Their version is their generation. It
-// uses Google's client of the JSON API. The larger client, cloud.google.com/go/storage, repeats
-// requests without a bound, takes a missing bucket for a missing object, and links gRPC and xDS.
+// gcsBackend keeps objects in a bucket of Google Cloud Storage, with the generation as version, by
+// Google's client of the JSON API. The larger cloud.google.com/go/storage repeats requests without a
+// bound, takes a missing bucket for a missing object, and links gRPC and xDS.
 type gcsBackend struct {
 	objects  *gcs.ObjectsService
 	client   *http.Client
@@ -156,7 +156,6 @@ func encodeCRC32C(sum uint32) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
 }
 
-// gcsChecksum returns the CRC32C of an answer's object, or "".
 func gcsChecksum(header http.Header) string {
 	for _, value := range header.Values("X-Goog-Hash") {
 		for sum := range strings.SplitSeq(value, ",") {
@@ -168,7 +167,7 @@ func gcsChecksum(header http.Header) string {
 	return ""
 }
 
-// gcsReader verifies the checksum of a whole object.
+// gcsReader verifies a whole object's checksum.
 type gcsReader struct {
 	io.ReadCloser
 	version string
@@ -200,8 +199,7 @@ func (b *gcsBackend) attributes(ctx context.Context, key string) (Object, error)
 	return gcsObject(object)
 }
 
-// write writes an object in one request. The API's client would not know its length, and could not
-// repeat it.
+// write makes one request. The API's client would not know the length, and could not repeat it.
 func (b *gcsBackend) write(ctx context.Context, key string, content Content, options writeOptions) error {
 	if options.retention.Mode != "" {
 		return errors.ErrUnsupported
@@ -317,12 +315,12 @@ func (b *gcsBackend) close() error {
 
 func (b *gcsBackend) countsRequests() {}
 
-// bufferedWriter streams an object. It writes an object of up to most bytes in one request.
+// bufferedWriter streams an object, or writes up to most bytes in one request.
 type bufferedWriter struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	most   int
-	// small writes a new object; large one of unknown length, until the reader's EOF.
+	// small writes a new object; large one until the reader's EOF.
 	small func(content []byte) error
 	large func(content io.Reader) error
 
@@ -352,7 +350,7 @@ func (w *bufferedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// begin sends the buffer, and then what is written into the pipe.
+// begin sends the buffer, and then the pipe.
 func (w *bufferedWriter) begin() {
 	content, pipe := io.Pipe()
 	w.pipe, w.done = pipe, make(chan error, 1)

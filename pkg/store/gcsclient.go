@@ -25,21 +25,19 @@ import (
 )
 
 const (
-	// attempts is the maximum for a request, as in the SDK of S3.
-	attempts   = 3
-	firstPause = 200 * time.Millisecond
-	// tokenTimeout bounds a request for a token.
+	// attempts bounds a request's repetitions, as in the SDK of S3.
+	attempts     = 3
+	firstPause   = 200 * time.Millisecond
 	tokenTimeout = 30 * time.Second
-	// mostOfAnError bounds what is read of an answer that is an error.
+	// mostOfAnError bounds what is read of an error.
 	mostOfAnError = 64 << 10
 )
 
-// gcsIdentity is an account, by its tokens.
 type gcsIdentity struct{ oauth2.TokenSource }
 
-// gcsIdentityOf returns the account of a location's Secret, or of the environment.
+// gcsIdentityOf returns the account of the Secret, or of the environment.
 func gcsIdentityOf(location *enginev1alpha1.GCSLocation, secret map[string][]byte, again SecretReader, base http.RoundTripper) (*followed[*gcsIdentity], error) {
-	// Tokens outlive the operation that needs the first one.
+	// Tokens outlive the first operation.
 	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Transport: base, Timeout: tokenTimeout})
 	name := location.CredentialsSecret
 	if name == "" {
@@ -71,8 +69,8 @@ func hasPrivateKey(account []byte) bool {
 	return block != nil
 }
 
-// environmentTokens finds the environment's account when a token is needed: that may need requests, and
-// a file that comes later.
+// environmentTokens finds the environment's account when a token is needed, since that may need
+// requests, and a later file.
 type environmentTokens struct {
 	ctx    context.Context
 	mu     sync.Mutex
@@ -92,7 +90,7 @@ func (e *environmentTokens) Token() (*oauth2.Token, error) {
 	return e.source.Token()
 }
 
-// tokenError: without a token, no request was sent.
+// tokenError: no request was sent.
 type tokenError struct{ error }
 
 func (e *tokenError) Unwrap() error { return e.error }
@@ -124,7 +122,7 @@ func classifyToken(err *tokenError) (reason string, kind error) {
 	return noToken, ErrDenied
 }
 
-// answerError is a store's answer that is an error.
+// answerError is a store's error.
 type answerError struct {
 	status int
 	code   string
@@ -156,8 +154,8 @@ func isBusy(status int) bool {
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout
 }
 
-// gcsTransport authorizes requests, repeats them if the store can't answer, and returns errors for
-// answers that are errors, or no store's. So it follows no redirection, which would get the token.
+// gcsTransport authorizes requests, repeats them if the store can't answer, and makes errors of bad or
+// foreign answers. So no redirection gets the token.
 type gcsTransport struct {
 	base     *http.Transport
 	identity *followed[*gcsIdentity]
@@ -220,7 +218,7 @@ func (t *gcsTransport) send(request *http.Request, identity *gcsIdentity) (*http
 	token.SetAuthHeader(request)
 	isMedia := request.URL.Query().Get("alt") == "media"
 	if isMedia {
-		// Else an object that was stored compressed would be decompressed.
+		// Else objects stored compressed would be decompressed.
 		request.Header.Set("Accept-Encoding", "gzip")
 	}
 	response, err := t.base.RoundTrip(request)
@@ -249,7 +247,7 @@ func (t *gcsTransport) send(request *http.Request, identity *gcsIdentity) (*http
 	return response, nil
 }
 
-// gcsCode returns an error's code. Errors of downloads are text, others JSON.
+// gcsCode returns an error's code. Downloads have text, others JSON.
 func gcsCode(request *http.Request, status int, text []byte) string {
 	ofUpload := strings.HasPrefix(request.URL.Path, "/upload/")
 	switch {

@@ -24,14 +24,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ErrNoLock: the location has a lock, but its bucket can't lock objects. A write would fail, or be
-// unlocked.
+// ErrNoLock: the location has a lock, but its bucket can't lock objects.
 var ErrNoLock = errors.New("the bucket can't lock objects")
 
-// lockedWrite names the rights of a write with a lock.
+// lockedWrite has the rights of a write with a lock.
 const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 
-// kopiaFormat is the blob that opens a repository. It is created without Kopia.
+// kopiaFormat opens a repository. It is created without Kopia.
 const kopiaFormat = "kopia.repository"
 
 // isLocked reports whether the object of a key, below the location's prefix, is written with a lock. In
@@ -59,12 +58,12 @@ type locking struct {
 	mode   string
 	period time.Duration
 	prefix string
-	// read is the store's clock at its last answer; ask reads it.
+	// read is the store's clock at its last answer, or by ask.
 	read atomic.Pointer[clockReading]
 	ask  func(context.Context) error
 }
 
-// clockReading is an instant by the store's clock, and by this process's monotonic one.
+// clockReading is an instant by the store's, and by this process's monotonic clock.
 type clockReading struct{ theirs, ours time.Time }
 
 // newLocking returns nil without a lock.
@@ -75,7 +74,7 @@ func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	return &locking{mode: strings.ToUpper(string(lock.Mode)), period: lock.Period(), prefix: prefix}
 }
 
-// use locks a client's writes: whole objects and uploads in parts.
+// use locks a client's writes.
 func (l *locking) use(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/lock",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -114,10 +113,9 @@ func (l *locking) add(ctx context.Context, request any) error {
 	return nil
 }
 
-// end returns the end of a lock that begins now, by the store's clock. The store's last answer gives
-// its time to the second, and this process's monotonic clock counts from there: so a wrong or corrected
-// clock here shortens no lock. An answer's way, and sleep of the machine since the last answer, are
-// lost.
+// end returns the end of a lock that begins now. The store's last answer gives its time to the second,
+// and this process's monotonic clock counts from there: so a wrong or corrected clock here shortens no
+// lock. An answer's way, and the machine's sleep since then, are lost.
 func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, error) {
 	read := l.read.Load()
 	if read == nil && l.ask != nil {
@@ -132,8 +130,7 @@ func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, err
 	return read.theirs.Add(time.Since(read.ours) + period).Truncate(time.Second).Add(time.Second).UTC(), nil
 }
 
-// Lock returns how the location locks the store's objects: the mode in S3's words, and the period; zero
-// without a lock.
+// Lock returns the location's lock: the mode in S3's words, and the period; zero without a lock.
 func (b *Bucket) Lock() (mode string, period time.Duration) {
 	if l := b.locking(); l != nil {
 		return l.mode, l.period
@@ -148,7 +145,7 @@ func (b *Bucket) locking() *locking {
 	return nil
 }
 
-// Retain returns the retention of an object that is written now: by the store's clock if the location
+// Retain returns the retention of an object that is written now, by the store's clock if the location
 // has a lock, else by this machine's.
 func (b *Bucket) Retain(ctx context.Context, mode string, period time.Duration) (Retention, error) {
 	l := b.locking()
@@ -189,8 +186,8 @@ func (b *Bucket) CheckLock(ctx context.Context) error {
 }
 
 // ExtendLock ensures that an object is locked for at least a time from now, by the store's clock, and
-// returns the lock's end. A lock that ends earlier is extended by the location's period. The object
-// keeps its mode. It fails with ErrNotFound for a missing object.
+// returns the end. An earlier end is extended by the location's period. The mode stays. It fails with
+// ErrNotFound for a missing object.
 func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration) (time.Time, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return time.Time{}, err
@@ -201,7 +198,7 @@ func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration
 	}
 	until, err := b.extend(ctx, l, key, least)
 	if errors.Is(err, ErrDenied) {
-		// Another process may have extended it further, and a shorter lock is denied.
+		// Another process may have extended it further, and shortening is denied.
 		if again, mode, readErr := b.retention(ctx, b.prefix+key); readErr == nil && mode != "" && again.After(until) {
 			return again, nil
 		}
@@ -266,7 +263,6 @@ func errorCode(err error) string {
 	return ""
 }
 
-// lacksRight adds the needed right to the reason of a denied request.
 func lacksRight(err error, right string) error {
 	if failed, ok := errors.AsType[*opError](err); ok && errors.Is(err, ErrDenied) && !errors.Is(err, ErrClock) {
 		return &opError{operation: failed.operation, key: failed.key, kind: failed.kind, cause: failed.cause,

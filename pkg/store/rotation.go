@@ -27,8 +27,7 @@ const (
 // SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
-// followed are credentials of a Secret, which is read again while the store is open: the catalogue's
-// stores stay open.
+// followed are credentials of a Secret, which is read again: the catalogue's stores stay open.
 type followed[C any] struct {
 	secret string
 	// read is nil if the credentials stay.
@@ -50,8 +49,8 @@ func follow[C any](name string, secret map[string][]byte, read SecretReader, par
 	return &followed[C]{secret: name, read: read, parse: parse, data: secret, current: current, asked: time.Now()}, nil
 }
 
-// get returns the credentials. It reads the Secret after a minute, or at once. An unreadable,
-// incomplete or equal one changes nothing.
+// get reads the Secret after a minute, or at once. An unreadable, incomplete or equal one changes
+// nothing.
 func (f *followed[C]) get(ctx context.Context, atOnce bool) C {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +78,7 @@ func (f *followed[C]) reread(ctx context.Context) error {
 	return err
 }
 
-// secretProvider gives the SDK of S3 credentials of a Secret, for a minute.
+// secretProvider gives the SDK of S3 a Secret's credentials for a minute.
 type secretProvider struct {
 	*followed[aws.Credentials]
 	used atomic.Bool
@@ -106,7 +105,7 @@ func rotating(name string, secret map[string][]byte, read SecretReader) (aws.Cre
 	return aws.NewCredentialsCache(&secretProvider{followed: credentials}), nil
 }
 
-// followRotation repeats a request with refused credentials, if there are others.
+// followRotation repeats a request if its credentials are refused, and there are others.
 func followRotation(cache *aws.CredentialsCache, refuses func(error) bool) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
@@ -140,7 +139,7 @@ func (e rotatedError) Unwrap() error { return e.error }
 
 func (rotatedError) RetryableError() bool { return true }
 
-// refuses reports whether an answer refuses the credentials. A HEAD's has only 403.
+// refuses reports whether an answer refuses the credentials; a HEAD has only 403.
 func refuses(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {
@@ -153,8 +152,8 @@ func refuses(err error) bool {
 	return false
 }
 
-// refusesSession reports whether an answer refuses a session, not only an access: another session of a
-// role may do no more. A HEAD's has only 400.
+// refusesSession reports whether an answer refuses a session, and not only an access: a role's other
+// session may do no more. A HEAD has only 400.
 func refusesSession(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {

@@ -22,15 +22,15 @@ import (
 	"time"
 )
 
-// Object is an object of the store, or a folder in a listing.
+// Object is an object, or a folder in a listing.
 type Object struct {
-	// Key is the name below the location's prefix; a folder's ends in "/".
+	// Key is below the location's prefix; a folder's ends in "/".
 	Key string
-	// IsFolder is true for a folder in a listing of one level, without Size and ModTime.
+	// IsFolder is true for a listed folder, without Size and ModTime.
 	IsFolder bool
 	Size     int64
 	ModTime  time.Time
-	// Version differs between objects of one key with other bytes.
+	// Version differs if the key had other bytes.
 	Version string
 }
 
@@ -41,9 +41,9 @@ type ListOptions struct {
 	Recursive bool
 	// StartAfter omits keys up to and including this one.
 	StartAfter string
-	// Beginning begins the names in the folder. It may have a slash only with Recursive.
+	// Beginning begins the names in the folder, with a slash only if Recursive.
 	Beginning string
-	// Unfinished also lists files of dead writers in a folder store, only to remove them.
+	// Unfinished also lists files of dead writers in a folder store, for removal.
 	Unfinished bool
 }
 
@@ -52,8 +52,7 @@ type Reader interface {
 	// List yields the content of a folder, "" or a key that ends in "/". A missing folder is empty. An
 	// error comes last. S3 needs a request for 1,000 results.
 	List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	// Get opens an object in one request, or fails with ErrNotFound. Reads end with ctx. VersionOf
-	// returns the result's version.
+	// Get opens an object in one request, or fails with ErrNotFound. Reads end with ctx. See VersionOf.
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	// Attributes describes an object in one request, or fails with ErrNotFound.
 	Attributes(ctx context.Context, key string) (Object, error)
@@ -62,7 +61,7 @@ type Reader interface {
 // Versioned is an open object that knows its version.
 type Versioned interface{ Version() string }
 
-// VersionOf returns the version of an open object as in List; "" if unknown.
+// VersionOf returns an open object's version as in List; "" if unknown.
 func VersionOf(content io.Reader) string {
 	if versioned, ok := content.(Versioned); ok {
 		return versioned.Version()
@@ -79,7 +78,7 @@ type Ranger interface {
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 }
 
-// Content is the content of a write, which can be read again for a retry.
+// Content is the content of a write, which a retry reads again.
 type Content interface {
 	io.WriterTo
 	Length() int
@@ -95,8 +94,8 @@ type Retention struct {
 
 // Writer writes objects.
 type Writer interface {
-	// Create writes a new object, or fails with ErrExists. After a lost answer ErrExists may mean this
-	// object, so the caller compares. A success makes this write and all before it durable.
+	// Create writes a new object, or fails with ErrExists, also after a lost answer, so the caller
+	// compares. A success makes this write and all before it durable.
 	Create(ctx context.Context, key string, content []byte) error
 	Put(ctx context.Context, key string, content []byte) error
 	// NewWriter streams a new object, in bounded memory. It is visible after Commit. The end of ctx
@@ -104,11 +103,11 @@ type Writer interface {
 	NewWriter(ctx context.Context, key string) (ObjectWriter, error)
 }
 
-// ObjectWriter writes one object. It ends with Commit or Abort, and is not safe for concurrent use.
+// ObjectWriter writes one object, until Commit or Abort. It is not safe for concurrent use.
 type ObjectWriter interface {
 	io.Writer
-	// Commit makes the object visible, or fails and leaves nothing. After a lost answer ErrExists may
-	// mean this object. It is called once.
+	// Commit, called once, makes the object visible, or fails and leaves nothing. ErrExists may mean
+	// this object, after a lost answer.
 	Commit() error
 	// Abort leaves nothing visible. After Commit it does nothing.
 	Abort()
@@ -117,10 +116,10 @@ type ObjectWriter interface {
 // Remover removes objects.
 type Remover interface {
 	// Delete removes an object in the version of List or Attributes. A missing object is no error; a
-	// later object stays, and the error is ErrChanged.
+	// later object stays, with ErrChanged.
 	//
-	// S3, GCS and Azure compare and remove atomically. In other stores a process that is paused between
-	// the two may remove a later object. A folder store moves the object aside, compares it, and moves
-	// a later one back; a process killed in between loses that one.
+	// S3, GCS and Azure compare and remove atomically. Otherwise a process that is paused in between
+	// may remove a later object. A folder store moves the object aside, compares it, and moves a later
+	// one back; a process killed in between loses that one.
 	Delete(ctx context.Context, object Object) error
 }
