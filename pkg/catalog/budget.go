@@ -15,9 +15,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// Writers to a bucket may store any number of backups. So each location has a bound for backups that no
-// trusted cluster has signed. They are kept in an order that depends only on the store's content, up to
-// the first that does not fit.
+// Writers to a bucket may store any number of backups. So each location has a bound for backups that
+// neither this nor a trusted cluster has signed. They are kept in an order that depends only on the
+// store's content, up to the first that does not fit.
 //
 // An omitted backup counts as present. It is read again when there is room, or the trusted clusters
 // change.

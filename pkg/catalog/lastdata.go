@@ -24,8 +24,8 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData returns the sorted claims of which only this backup has the newest data: no other good
-// backup of this cluster has newer data. Only existing namespaces count; a recreated one continues the
+// LastData returns the sorted claims whose newest data a backup has: no other good backup of
+// this cluster has newer data. Only existing namespaces count; a recreated one continues the
 // former. Backups that are being deleted, as going reports, don't count.
 func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()

@@ -26,11 +26,10 @@ import (
 )
 
 const (
-	// FormatVersion is the layout's version, which Velero compares as a string. It reads versioned
-	// folders from "1.1.0" on. Its design of the manifest gives "1.2.0" to backups with one.
+	// FormatVersion is the layout's version, a string to Velero. It reads versioned folders from
+	// "1.1.0" on; its design gives "1.2.0" to backups with a manifest.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes bounds a velero-backup.json that is read. etcd's limit of 1.5 MiB keeps valid
-	// ones smaller.
+	// MaxMetadataBytes bounds velero-backup.json. etcd's limit of 1.5 MiB keeps valid ones smaller.
 	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
@@ -41,29 +40,29 @@ const (
 // AnnotationIncomplete is on a claim until a restore has written all its data.
 const AnnotationIncomplete = "holdfast.io/incomplete-data"
 
-// Annotations of velero-backup.json. The backup's own ones with this prefix are not stored.
+// Annotations of velero-backup.json, which replace the backup's own ones with this prefix.
 const (
 	AnnotationPrefix          = "holdfast.io/"
 	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
 	AnnotationOriginName      = "holdfast.io/origin-name"
-	// AnnotationOriginNamespaceUID is the uid of the namespace.
+	// AnnotationOriginNamespaceUID is the namespace's uid.
 	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
 	// AnnotationClusterUID is the uid of the namespace kube-system.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
 	AnnotationPublicKey  = "holdfast.io/public-key"
 	// AnnotationSignature is the signature of the other metadata.
 	AnnotationSignature = "holdfast.io/signature"
-	// AnnotationScheduleUID is the uid of the Schedule, if any.
+	// AnnotationScheduleUID is the Schedule's uid, if any.
 	AnnotationScheduleUID = "holdfast.io/schedule-uid"
 	AnnotationRequester   = "holdfast.io/requester"
 	// AnnotationQueuedAt is in RFC 3339.
 	AnnotationQueuedAt = "holdfast.io/queued-at"
-	// AnnotationPhase is a phase that Velero lacks: Cancelled, to Velero Failed.
+	// AnnotationPhase is Cancelled, a phase that Velero lacks: to it, Failed.
 	AnnotationPhase = "holdfast.io/phase"
-	// AnnotationContents has sizes and digests of the other objects, as Contents in JSON.
+	// AnnotationContents has the other objects' sizes and digests, as JSON of Contents.
 	AnnotationContents = "holdfast.io/contents"
-	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. It is no warning, since
-	// every backup of all namespaces would have one.
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. Every backup of all
+	// namespaces has it, so it is no warning.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
 	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
@@ -76,11 +75,11 @@ const (
 	annotationMinorVersion = "velero.io/source-cluster-k8s-minor-version"
 )
 
-// LabelExclude with the value "true" excludes an object from backups, or a namespace with its content.
-// The name is Velero's.
+// LabelExclude with the value "true" excludes an object, or a namespace with its content. The name is
+// Velero's.
 const LabelExclude = "velero.io/exclude-from-backup"
 
-// ErrUnfinished means metadata of an unfinished backup, which Velero writes and later replaces.
+// ErrUnfinished means an unfinished backup's metadata, which Velero writes and later replaces.
 var ErrUnfinished = errors.New("the backup is not finished")
 
 // Cluster identifies the cluster of a backup.
@@ -89,7 +88,7 @@ type Cluster struct {
 	UID             string
 	// GitVersion, Major and Minor are the API server's, and optional.
 	GitVersion, Major, Minor string
-	// Key signs the metadata. Readers don't trust unsigned metadata.
+	// Key signs the metadata, which readers don't trust otherwise.
 	Key *SigningKey
 }
 
@@ -99,7 +98,7 @@ type Place struct {
 	Location  string
 	// SystemNamespace gets the backups of other makers.
 	SystemNamespace string
-	// Now is the time of the read: an expired unfinished backup counts as ended.
+	// Now is the time of the read, after which an expired unfinished backup has ended.
 	Now time.Time
 }
 
@@ -125,9 +124,9 @@ type storedStatus struct {
 	HookStatus          *v1alpha1.HookStatus     `json:"hookStatus,omitempty"`
 }
 
-// EncodeBackup encodes velero-backup.json of an ended backup: Completed, PartiallyFailed, Failed or
-// Cancelled, with uid, creation, start and completion. Readers derive volume counts and conditions,
-// except SecretsLeftOut.
+// EncodeBackup encodes velero-backup.json of a Completed, PartiallyFailed, Failed or Cancelled backup,
+// with uid, creation, start and completion. Readers derive volume counts and conditions, except
+// SecretsLeftOut.
 func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
@@ -270,8 +269,8 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 // DecodeBackup reads velero-backup.json of any writer. The backup has its store name, in the system
 // namespace, and no requester. Its origin has the unverified claims, and the trust Foreign without a
 // signature, Forged with a wrong one, else empty: the reader decides about the key. The uid is stored
-// or derived. Unknown fields are ignored. The error is ErrUnfinished for an unfinished backup, else the
-// metadata is unusable.
+// or derived. Unknown fields are ignored. It fails with ErrUnfinished for an unfinished backup, else
+// for unusable metadata.
 func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -355,7 +354,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	return backup, nil
 }
 
-// maxEncryptionBytes bounds AnnotationEncryption, since foreign metadata takes memory.
+// maxEncryptionBytes bounds AnnotationEncryption, and so the memory for foreign metadata.
 const maxEncryptionBytes = 8 << 10
 
 var publicKeys = regexp.MustCompile(`^age1[0-9a-z]+$`)
@@ -439,17 +438,17 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	return annotations
 }
 
-// uidSpace is the namespace of derived uids, a random UUID.
+// uidSpace is the random namespace of derived uids.
 var uidSpace = uuid.MustParse("5b9d3c0e-4a58-4a7c-9c5e-0c7f1e3a8d21")
 
-// DerivedUID returns a stable uid: the UUID of version 5 (RFC 9562) of a kind and identity.
+// DerivedUID returns the UUID of version 5 (RFC 9562) of a kind and identity.
 func DerivedUID(kind string, identity ...string) types.UID {
-	// Names have no NUL, so ("a", "b/c") and ("a/b", "c") differ.
+	// No name has NUL, so ("a", "b/c") and ("a/b", "c") differ.
 	name := strings.Join(append([]string{kind}, identity...), "\x00")
 	return types.UID(uuid.NewSHA1(uidSpace, []byte(name)).String())
 }
 
-// maxMessageBytes exceeds the result of Findings; other writers' messages are cut.
+// maxMessageBytes exceeds the result of Findings; others' messages are cut.
 const maxMessageBytes = 2 << 10
 
 func boundedMessage(message string) string {
@@ -469,7 +468,7 @@ func EndConditions(status *v1alpha1.BackupStatus) []metav1.Condition {
 	}
 }
 
-// SecretsLeftOut returns the condition of a backup that lacks selected Secrets.
+// SecretsLeftOut returns the condition for missing selected Secrets.
 func SecretsLeftOut(status *v1alpha1.BackupStatus, message string) metav1.Condition {
 	return metav1.Condition{Type: v1alpha1.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
 		Reason: "OwnNamespaces", Message: message, LastTransitionTime: endOf(status)}

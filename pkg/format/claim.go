@@ -11,24 +11,24 @@ import (
 	"time"
 )
 
-// MaxClaimBytes bounds a Claim that is read.
+// MaxClaimBytes bounds a Claim.
 const MaxClaimBytes = 4 << 10
 
 const maxHolderBytes = 512
 
-// ClaimKey returns the key of the Claim of a cluster's leading controller, which is replaced.
+// ClaimKey returns the key of a cluster's Claim, which is replaced.
 func ClaimKey(clusterUID string) string { return HoldfastPrefix + "claims/" + clusterUID + ".json" }
 
-// ProbesPrefix returns the folder of a cluster's probes of a location, which it removes at once.
+// ProbesPrefix returns the folder of a cluster's probes of a location, which are removed at once.
 func ProbesPrefix(clusterUID, location string) string {
 	return HoldfastPrefix + "probes/" + clusterUID + "/" + location + "/"
 }
 
-// Claim is the claim of its cluster's only process that writes to the store.
+// Claim is from its cluster's only process that writes to the store.
 type Claim struct {
 	// Nonce is random for each process.
 	Nonce string `json:"nonce"`
-	// Holder is the process's identity in its Lease.
+	// Holder is the identity in the Lease.
 	Holder   string `json:"holder"`
 	Renewals int64  `json:"renewals"`
 	// Written is by the process's clock.

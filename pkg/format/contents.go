@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// MaxOwnerBytes bounds an Owner that is read.
+// MaxOwnerBytes bounds an Owner.
 const MaxOwnerBytes = 4 << 10
 
 // Owner is the content of OwnerKey: the folder's backup.
@@ -41,7 +41,7 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
-// Content has the size and digest of a backup's object.
+// Content has an object's size and digest.
 type Content struct {
 	Size int64 `json:"size"`
 	// In hexadecimal.
@@ -59,7 +59,7 @@ func NewContent(data []byte) Content {
 	return Content{Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// Contents describes the objects stored before the metadata, by their keys' last segments.
+// Contents describes the objects stored before the metadata, by the last segment of the key.
 type Contents map[string]Content
 
 // Of returns a key's content, and whether it is known.
@@ -74,7 +74,7 @@ func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content
 // Drop forgets a key.
 func (c Contents) Drop(key string) { delete(c, path.Base(key)) }
 
-// TakeContents removes and returns the contents in a decoded backup's annotations; nil without.
+// TakeContents removes and returns a decoded backup's annotation of contents, if any.
 func TakeContents(backup *v1alpha1.Backup) (Contents, error) {
 	contents, err := contentsOf(backup.Annotations)
 	delete(backup.Annotations, AnnotationContents)
@@ -93,9 +93,9 @@ func contentsOf(annotations map[string]string) (Contents, error) {
 	return contents, nil
 }
 
-// Mark writes a backup's uid into the header of a gzipped file, which readers ignore. Stores
-// distinguish versions by their bytes: without the mark, removing one backup's empty list could remove
-// another's of the same name. The file must have no optional header.
+// Mark writes a backup's uid into the header of a gzipped file, which readers ignore. Stores know
+// versions by their bytes: else removing one backup's empty list could remove another's of the same
+// name. The file must have no optional header.
 func Mark(compressed []byte, uid types.UID) []byte {
 	const (
 		headerBytes = 10

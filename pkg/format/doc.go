@@ -4,9 +4,9 @@
 // Package format defines the store's keys, and encodes each object of a backup except the tarball. It
 // does no I/O.
 //
-// A backup is the folder backups/STORE-NAME/. It exists by its object velero-backup.json, which is
-// written last. Side files are gzipped JSON with the store name as a prefix. The layout is Velero's, so
-// each of the two restores the other's backups (docs/format.md).
+// A backup is the folder backups/STORE-NAME/. It exists by its object velero-backup.json, written last.
+// Side files are gzipped JSON, with the store name as a prefix. The layout is Velero's, so each of the
+// two restores the other's backups (docs/format.md).
 //
 // Keys are relative to the storage location's prefix.
 package format

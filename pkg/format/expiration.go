@@ -19,12 +19,12 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A stored backup's expiration can change, and its volumes can be deleted. Each change is a signed
-// object beside the folder, created once with the next number. It has the whole state with all
-// deletions, so only the trusted change with the greatest number counts.
+// A stored backup's expiration can change, and its volumes can be deleted, each time by a signed object
+// beside the folder, created once with the next number. It has the whole state, so only the trusted
+// change with the greatest number counts.
 
 const (
-	// MaxExpirationBytes bounds a change that is read: it may name each volume.
+	// MaxExpirationBytes bounds a change, which may name each volume.
 	MaxExpirationBytes = 4 << 20
 	// MaxExpirations bounds a backup's changes.
 	MaxExpirations      = 1000
@@ -34,7 +34,7 @@ const (
 	expirationAPIVersion = "holdfast.io/v1"
 )
 
-// Expiration is one change of a stored backup.
+// Expiration is a change of a stored backup.
 type Expiration struct {
 	// StoreName and UID are the backup's, Number is the change's, from 1.
 	StoreName string
@@ -43,13 +43,13 @@ type Expiration struct {
 	// Expiration is nil for never.
 	Expiration *metav1.Time
 	Hold       *Hold
-	// Deleted are all deleted volumes. They are not shown or restored, and their snapshots are removed.
+	// Deleted are all deleted volumes, whose snapshots are removed.
 	Deleted   []DeletedVolume
 	Requester string
 	Timestamp metav1.Time
-	// Request identifies the request, so that it is applied once.
+	// Request identifies the request, to apply it once.
 	Request string
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
 }
 
@@ -72,7 +72,7 @@ type VolumeID struct {
 // DeletedVolume is a deleted volume of a backup.
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
-	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.
+	// SnapshotID is the snapshot to remove, if any, and if no other volume needs it.
 	SnapshotID string      `json:"snapshotID,omitempty"`
 	Requester  string      `json:"requester,omitempty"`
 	Timestamp  metav1.Time `json:"timestamp"`
@@ -105,8 +105,7 @@ func ExpirationsBeginning(storeName string, backup types.UID) string {
 	return storeName + ".expiration-" + string(backup) + "-"
 }
 
-// ExpirationKey returns a change's key, beside the folders: listings show it, and Velero, which uses
-// only folders, ignores it.
+// ExpirationKey returns a change's key, beside the folders: listings show it, and Velero ignores it.
 func ExpirationKey(storeName string, backup types.UID, number int64) string {
 	return BackupsPrefix + ExpirationsBeginning(storeName, backup) + strconv.FormatInt(number, 10) + ".json"
 }
@@ -152,7 +151,7 @@ func EncodeExpiration(e Expiration, cluster Cluster) ([]byte, error) {
 	return data, err
 }
 
-// DecodeExpiration reads the object of ExpirationKey. It fails for a wrong signature, backup or number.
+// DecodeExpiration decodes a change. It fails for a wrong signature, backup or number.
 func DecodeExpiration(data []byte, storeName string, backup types.UID, number int64) (*Expiration, error) {
 	if len(data) > MaxExpirationBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxExpirationBytes)
@@ -190,7 +189,7 @@ func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	return newest
 }
 
-// NewestFirst sorts the keys of a backup's changes by descending number.
+// NewestFirst sorts keys of changes by descending number.
 func NewestFirst(keys []string) []string {
 	keys = slices.Clone(keys)
 	slices.SortFunc(keys, func(a, b string) int {

@@ -12,11 +12,11 @@ import (
 // Handover is the content of HandoverKey: a backup with stored objects, some of whose volumes are still
 // to be moved out of their snapshots. Later releases read it.
 type Handover struct {
-	// Contents are of the objects stored so far.
+	// Contents are of the stored objects.
 	Contents Contents
-	// Volumes are all volumes. Those without a final phase are to be moved.
+	// Volumes without a final phase are to be moved.
 	Volumes []*Volume
-	// Skipped are volumes without a backup, and LeftOut counts the wanted ones.
+	// Skipped volumes have no backup; LeftOut counts the wanted ones.
 	Skipped []VolumeInfo
 	LeftOut int32
 
@@ -24,11 +24,11 @@ type Handover struct {
 	HookStatus *v1alpha1.HookStatus       `json:",omitempty"`
 	Encryption *v1alpha1.BackupEncryption `json:",omitempty"`
 	Progress   v1alpha1.BackupProgress
-	// Log is the compressed log so far, perhaps without its end.
+	// Log is compressed, perhaps without its end.
 	Log []byte
 }
 
-// FoundSoFar are the errors and warnings of an unfinished backup.
+// FoundSoFar are an unfinished backup's errors and warnings.
 type FoundSoFar struct {
 	Results                  Results
 	Errors, Warnings         int32

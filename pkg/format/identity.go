@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// StoreIdentityKey has the store's identity, created once by a conditional write.
+// StoreIdentityKey has the store's identity, created once, conditionally.
 const StoreIdentityKey = HoldfastPrefix + "store.json"
 
-// MaxStoreIdentityBytes bounds a StoreIdentity that is read.
+// MaxStoreIdentityBytes bounds a StoreIdentity.
 const MaxStoreIdentityBytes = 4 << 10
 
 const maxStoreIDBytes = 63
@@ -42,7 +42,7 @@ func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	return identity, nil
 }
 
-// isPlainID reports whether an id is safe to show, and in an annotation.
+// isPlainID reports whether an id is safe to show, and in annotations.
 func isPlainID(id string) bool {
 	if id == "" || len(id) > maxStoreIDBytes {
 		return false

@@ -17,15 +17,15 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index has the contents of all backups of a location in a few objects. It is derived: a
-// reader without a valid index reads the backups.
+// A cluster's index has the contents of a location's backups in a few objects. Without a valid index, a
+// reader reads the backups.
 //
-// No object is written twice. Segments are named by their digest, heads by increasing numbers; the
-// newest head is the index. It names the segments, and holds newer entries. Its first line is a signed
-// document with the digest of the rest.
+// No object is written twice. Segments are named by their digest, heads by increasing numbers. The
+// newest head names the segments, and holds newer entries. Its first line is a signed document with the
+// digest of the rest.
 
 const (
-	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects that are read.
+	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects.
 	MaxIndexHeadBytes    = 16 << 20
 	MaxIndexSegmentBytes = 32 << 20
 	// MaxIndexSegments bounds a head's segments.
@@ -40,10 +40,10 @@ const (
 
 // IndexHead is an index's head.
 type IndexHead struct {
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
 	Segments              []IndexSegment
-	// Boundaries are ordered store names that divide all names into ranges of about a page: a hint.
+	// Boundaries are ordered store names that divide all names into about a page each: a hint.
 	Boundaries []string
 }
 
@@ -89,7 +89,7 @@ func IndexSegmentKey(clusterUID, digest string) string {
 var indexName = regexp.MustCompile(`^([0-9A-Za-z-]{1,64})/(?:head-([0-7][0-9a-f]{15})|segment-([0-9a-f]{64}))$`)
 
 // ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false for
-// other keys.
+// others.
 func ParseIndexKey(key string) (clusterUID string, number int64, digest string, ok bool) {
 	name, inside := strings.CutPrefix(key, IndexesPrefix)
 	parts := indexName.FindStringSubmatch(name)

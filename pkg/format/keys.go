@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// A location's top-level folders. Velero refuses others than its own, so Holdfast's are inside these.
+// A location's top-level folders. Holdfast's are inside, since Velero refuses others.
 const (
 	BackupsPrefix = "backups/"
 	// RepositoriesPrefix has the Kopia repositories.
@@ -26,19 +26,18 @@ const (
 // BackupPrefix returns a backup's folder.
 func BackupPrefix(storeName string) string { return BackupsPrefix + storeName + "/" }
 
-// MetadataKey returns the key of the object by which the backup exists.
+// MetadataKey returns the key of the object by which a backup exists.
 func MetadataKey(storeName string) string { return BackupPrefix(storeName) + "velero-backup.json" }
 
-// OwnerKey returns the key of the folder's Owner. It is written first, conditionally, and removed last.
+// OwnerKey returns the key of the folder's Owner, written first, conditionally, and removed last.
 // Velero ignores it.
 func OwnerKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-owner.json" }
 
-// CopyKey returns the key of a copy of the metadata, written before it, since Velero replaces metadata
-// unconditionally.
+// CopyKey returns the key of the metadata's copy, written before it, since Velero replaces metadata.
 func CopyKey(storeName string) string { return AttemptKey(storeName, 1) }
 
-// AttemptKey returns the key of an attempt's copy of the metadata, created before the metadata. A later
-// attempt first creates an EncodeRevocation at each earlier attempt's key.
+// AttemptKey returns the key of an attempt's copy of the metadata, created before it. A later attempt
+// first creates an EncodeRevocation at each earlier one's key.
 func AttemptKey(storeName string, attempt int) string {
 	if attempt <= 1 {
 		return BackupPrefix(storeName) + "holdfast-backup.json"
@@ -55,14 +54,14 @@ func IsAttemptKey(storeName, key string) bool {
 // MaxAttemptKeys bounds the search.
 const MaxAttemptKeys = 100
 
-// HandoverKey returns the key of the Handover, with which a later attempt moves the data of a backup
-// whose objects are stored. It is removed when the backup has ended.
+// HandoverKey returns the key of the Handover, by which a later attempt moves data of a backup with
+// stored objects. It is removed when the backup has ended.
 func HandoverKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-read.json.gz" }
 
 // TarballKey returns the key of the objects' gzipped tar.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 
-// EncryptedTarballKey replaces TarballKey if the objects are encrypted with age.
+// EncryptedTarballKey replaces TarballKey after encryption with age.
 func EncryptedTarballKey(storeName string) string { return sideKey(storeName, ".tar.gz.age") }
 
 // LogKey returns the key of the log, gzipped text.
@@ -71,26 +70,26 @@ func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
 // ResultsKey returns the key of Results.
 func ResultsKey(storeName string) string { return sideKey(storeName, "-results.gz") }
 
-// ResourceListKey returns the key of the ResourceList of all objects.
+// ResourceListKey returns the key of the ResourceList.
 func ResourceListKey(storeName string) string { return sideKey(storeName, "-resource-list.json.gz") }
 
-// ManifestKey returns the key of the objects' graph (package manifest). Velero ignores it.
+// ManifestKey returns the key of package manifest's graph. Velero ignores it.
 func ManifestKey(storeName string) string { return BackupPrefix(storeName) + "manifest.json.gz" }
 
 // VolumeInfoKey returns the key of the []VolumeInfo.
 func VolumeInfoKey(storeName string) string { return sideKey(storeName, "-volumeinfo.json.gz") }
 
-// PodVolumeBackupsKey returns the key of the uploaded volumes, as []PodVolumeBackup.
+// PodVolumeBackupsKey returns the key of uploaded volumes, []PodVolumeBackup.
 func PodVolumeBackupsKey(storeName string) string {
 	return sideKey(storeName, "-podvolumebackups.json.gz")
 }
 
-// VolumeSnapshotsKey returns the key of snapshots of a cloud's API; Holdfast stores an empty list.
+// VolumeSnapshotsKey returns the key of a cloud API's snapshots; Holdfast stores an empty list.
 func VolumeSnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-volumesnapshots.json.gz")
 }
 
-// ItemOperationsKey returns the key of plugins' asynchronous operations; Holdfast stores an empty list.
+// ItemOperationsKey returns the key of plugins' operations; Holdfast stores an empty list.
 func ItemOperationsKey(storeName string) string {
 	return sideKey(storeName, "-itemoperations.json.gz")
 }
@@ -105,8 +104,7 @@ func RemovalsPrefix(clusterUID, volumeNamespace string) string {
 	return HoldfastPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
 }
 
-// RemovalKey returns the key of the Removal of a backup's snapshots. The uid is hashed, since it may be
-// any text.
+// RemovalKey returns the key of a Removal, with the uid's hash, since it may be any text.
 func RemovalKey(clusterUID, volumeNamespace string, backup types.UID) string {
 	sum := sha256.Sum256([]byte(backup))
 	return RemovalsPrefix(clusterUID, volumeNamespace) + hex.EncodeToString(sum[:16]) + ".json"
@@ -125,8 +123,8 @@ func sideKey(storeName, suffix string) string {
 	return path.Join(BackupsPrefix, storeName, storeName+suffix)
 }
 
-// StoreName returns a backup's name in the store: its own name in the system namespace, else
-// NAMESPACE.NAME. Neither part has dots, so store names are unique.
+// StoreName returns a backup's name in the store: its own in the system namespace, else NAMESPACE.NAME.
+// Neither part has dots, so store names are unique.
 func StoreName(namespace, name, systemNamespace string) string {
 	if namespace == systemNamespace {
 		return name
@@ -134,8 +132,8 @@ func StoreName(namespace, name, systemNamespace string) string {
 	return namespace + "." + name
 }
 
-// StoreNameOf returns the store name of a listed folder of BackupsPrefix; false for impossible names,
-// which readers ignore.
+// StoreNameOf returns the store name of a listed folder; false for impossible names, which readers
+// ignore.
 func StoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, BackupsPrefix), "/")
 	return name, isFolder && ValidateStoreName(name) == nil

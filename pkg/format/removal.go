@@ -12,15 +12,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxRemovalBytes bounds a Removal that is read.
+// MaxRemovalBytes bounds a Removal.
 const MaxRemovalBytes = 16 << 20
 
 // Removal requests the removal of a backup's snapshots from a repository. It proves nothing: the reader
-// first checks that the store does not list the backup.
+// checks that the store does not list the backup.
 type Removal struct {
 	UID       types.UID `json:"uid"`
 	StoreName string    `json:"storeName"`
-	// Snapshots are Kopia's ids of the backup's snapshots here, not needed if they have its uid.
+	// Snapshots are Kopia's ids of the backup's snapshots here. Snapshots with its uid need none.
 	Snapshots []string `json:"snapshots,omitempty"`
 	// RequestedAt distinguishes requests for one backup.
 	RequestedAt time.Time `json:"requestedAt"`

@@ -23,8 +23,8 @@ import (
 // RestoresPrefix is Velero's folder of restores.
 const RestoresPrefix = "restores/"
 
-// RestoreStoreName returns a restore's name in the store: as a backup's, with a digest of the uid,
-// since names are reused, also by other clusters.
+// RestoreStoreName returns a restore's name in the store: a backup's, with a digest of the uid, since
+// names are reused, also by other clusters.
 func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return StoreName(namespace, name, systemNamespace) + "-" + hex.EncodeToString(sum[:5])
@@ -32,14 +32,13 @@ func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) st
 
 var restoreName = regexp.MustCompile(`^(.+)-[0-9a-f]{10}$`)
 
-// RestoreStoreNameOf returns the store name of a listed folder of RestoresPrefix; false if not
-// Holdfast's.
+// RestoreStoreNameOf returns the store name of a listed folder; false if not Holdfast's.
 func RestoreStoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, RestoresPrefix), "/")
 	return name, isFolder && restoreName.MatchString(name) && ValidateStoreName(name) == nil
 }
 
-// IsRestoreStoreName reports whether a store name is the restore's, with any system namespace.
+// IsRestoreStoreName reports whether a store name is the restore's, for any system namespace.
 func IsRestoreStoreName(storeName string, restore *v1alpha1.Restore) bool {
 	return restore.UID != "" && restore.Name != "" && restore.Namespace != "" &&
 		(storeName == RestoreStoreName(restore.Namespace, restore.Name, "", restore.UID) ||
@@ -52,8 +51,7 @@ func RestoreResultsKey(storeName string) string { return restoreKey(storeName, "
 // RestoreLogKey returns the key of the log, gzipped text.
 func RestoreLogKey(storeName string) string { return restoreKey(storeName, "-logs.gz") }
 
-// RestoreResourceListKey returns the key of the ResourceList, of RestoredName, of all objects and
-// results.
+// RestoreResourceListKey returns the key of the ResourceList of RestoredName.
 func RestoreResourceListKey(storeName string) string {
 	return restoreKey(storeName, "-resource-list.json.gz")
 }
@@ -95,7 +93,7 @@ func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[Restore
 
 // EncodeRestore encodes RestoreMetadataKey with the cluster and the other objects' contents, signed as
 // a backup's metadata. Without a key or a canonical form, as with a fraction in a hook's container, it
-// is unsigned and so untrusted.
+// is unsigned and untrusted.
 func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
 	restore.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: restoreKind}
@@ -139,8 +137,8 @@ func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster
 	return json.Marshal(restore)
 }
 
-// DecodeRestore reads RestoreMetadataKey: the restore, its other objects' contents or nil, and the
-// claimed origin. As with DecodeBackup its trust is Foreign, Forged, or empty.
+// DecodeRestore returns the restore, its other objects' contents or nil, and the claimed origin. As
+// with DecodeBackup the trust is Foreign, Forged, or empty.
 func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -173,7 +171,7 @@ func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOr
 	return restore, contents, origin, nil
 }
 
-// restoreKind begins the canonical form, with the version: the signature fits no other kind.
+// restoreKind begins the canonical form, so the signature fits no other kind.
 const restoreKind = "Restore"
 
 func isOurs(key, _ string) bool { return strings.HasPrefix(key, AnnotationPrefix) }

@@ -13,11 +13,11 @@ import (
 	"sync"
 )
 
-// Largest decompressed sizes that are read: a small file must not fill the memory.
+// Bounds of decompressed sizes: a small file must not fill the memory.
 const (
 	// MaxSideFileBytes is for files read on request: names of two million objects.
 	MaxSideFileBytes = 256 << 20
-	// MaxVolumesBytes is for the list of some 40,000 volumes, which the catalogue reads.
+	// MaxVolumesBytes is for the list of volumes, some 40,000, which the catalogue reads.
 	MaxVolumesBytes = 64 << 20
 	// MaxForeignListBytes is for untrusted lists: some 2,500 volumes.
 	MaxForeignListBytes = 4 << 20
@@ -83,7 +83,7 @@ func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[Resou
 // WriteEmptyList writes VolumeSnapshotsKey or ItemOperationsKey.
 func WriteEmptyList(w io.Writer) error { return writeJSON(w, MaxSideFileBytes, []struct{}{}) }
 
-// writeJSON writes no name and time in the gzip header: equal values give equal bytes. It fails with
+// writeJSON omits name and time from the gzip header: equal values give equal bytes. It fails with
 // ErrTooLarge beyond limit.
 func writeJSON(w io.Writer, limit int64, value any) error {
 	compressed := compressors.Get().(*gzip.Writer)
@@ -98,7 +98,7 @@ func writeJSON(w io.Writer, limit int64, value any) error {
 	return compressed.Close()
 }
 
-// compressors are reused: one takes 0.8 MB, and a backup has six files, mostly tiny.
+// compressors are reused: one takes 0.8 MB, for mostly tiny files.
 var compressors = sync.Pool{New: func() any { return gzip.NewWriter(io.Discard) }}
 
 func readJSON[T any](r io.Reader) (T, error) {
@@ -130,7 +130,7 @@ func readList[T any](r io.Reader, limit int64, each func(T) error) error {
 	})
 }
 
-// readCompressed calls decode, and checks that the compressed stream ends properly after it.
+// readCompressed also checks that the compressed stream ends properly.
 func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) error {
 	plain, err := gzip.NewReader(r)
 	if err != nil {
@@ -169,7 +169,7 @@ func (l *limitedWriter) Write(p []byte) (int, error) {
 type limitedReader struct {
 	r    io.Reader
 	left int64
-	// large, if not nil, is called once after largeList bytes.
+	// large is called once after largeList bytes; may be nil.
 	large func() error
 	read  int64
 }

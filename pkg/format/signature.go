@@ -18,11 +18,11 @@ import (
 )
 
 // AnnotationSignature has an Ed25519 signature (RFC 8032, base64) of the metadata's canonical form
-// without it. With the public key, also an annotation, the metadata alone proves that it is unchanged.
+// without it. The public key is an annotation, too: so the metadata alone proves that it is unchanged.
 // The reader decides whether to trust the signer.
 //
-// The canonical form is RFC 8785's, for documents whose numbers are exact integers. It begins with
-// apiVersion and kind, so a signature fits no other kind of document.
+// The canonical form is RFC 8785's, for numbers that are exact integers. It begins with apiVersion and
+// kind, so a signature fits no other kind of document.
 
 const maxInteger = 1<<53 - 1
 
@@ -70,8 +70,8 @@ func (k *SigningKey) sign(metadata []byte) (string, error) {
 	return base64.StdEncoding.EncodeToString(ed25519.Sign(k.private, canonical)), nil
 }
 
-// verify checks the signature, and returns the canonical form. Only use that: metadata with duplicate
-// names may be read differently.
+// verify returns the canonical form. Only use that: metadata with duplicate names may be read
+// differently.
 func verify(metadata []byte) ([]byte, error) {
 	document, err := parse(metadata)
 	if err != nil {
@@ -174,7 +174,7 @@ func appendCanonical(to []byte, value any) ([]byte, error) {
 	}
 }
 
-// compareUTF16 orders names by UTF-16 code units (RFC 8785).
+// compareUTF16 orders names as RFC 8785.
 func compareUTF16(a, b string) int {
 	return slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b)))
 }

@@ -16,13 +16,13 @@ import (
 // Velero's data about volumes stored by snapshots.
 
 const (
-	// MethodCSISnapshot is a snapshot by the CSI driver, whose data Velero may have uploaded.
+	// MethodCSISnapshot is a CSI snapshot, whose data Velero may have uploaded.
 	MethodCSISnapshot = "CSISnapshot"
 	// MethodNativeSnapshot is a snapshot of a cloud's API.
 	MethodNativeSnapshot = "NativeSnapshot"
 )
 
-// CSISnapshotInfo describes a snapshot by the CSI driver.
+// CSISnapshotInfo describes a CSI snapshot.
 type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	Size           int64  `json:"size,omitempty"`
@@ -37,7 +37,7 @@ type CSISnapshotInfo struct {
 type DataMovementInfo struct {
 	DataMover    string `json:"dataMover,omitempty"`
 	UploaderType string `json:"uploaderType,omitempty"`
-	// SnapshotHandle is the snapshot's id in the repository of the claim's namespace.
+	// SnapshotHandle is the id in the repository of the claim's namespace.
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// In bytes.
 	Size            int64 `json:"size,omitempty"`
@@ -46,14 +46,14 @@ type DataMovementInfo struct {
 	Phase string `json:"Phase,omitempty"`
 }
 
-// NativeSnapshotInfo describes a snapshot through a cloud's API.
+// NativeSnapshotInfo describes a snapshot of a cloud's API.
 type NativeSnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// Phase has no JSON name in the format.
 	Phase string `json:"Phase,omitempty"`
 }
 
-// Failed reports whether the volume was not backed up. Old versions of Velero give no result.
+// Failed reports whether the volume has no backup. Old versions of Velero give no result.
 func (i *VolumeInfo) Failed() bool {
 	return i.Result == ResultFailed ||
 		i.SnapshotDataMoved && i.DataMovementInfo != nil && i.DataMovementInfo.Phase != "" && i.DataMovementInfo.Phase != phaseCompleted ||
@@ -64,16 +64,16 @@ const (
 	phaseCompleted = "Completed"
 	phaseFailed    = "Failed"
 
-	// Velero's own data movers: the first two read files, and are the default.
+	// Velero's data movers: the first two read files, and are the default.
 	moverVelero = "velero"
 	moverFiles  = "velero-fs"
 	moverBlocks = "velero-block"
 )
 
-// Reasons why a volume that Velero stored by a snapshot can't be restored.
+// Reasons against restoring a volume that Velero stored by a snapshot.
 const (
 	StoredFailed = "Velero says that its snapshot, or the upload of that, has failed"
-	// KeptInStorage is for snapshots that a backup of Holdfast keeps.
+	// KeptInStorage is for snapshots that Holdfast's backup keeps.
 	KeptInStorage   = "it lies only in the storage of the volume, and is no second copy: a restore makes a new volume from the snapshot"
 	StoredInStorage = "it lies only in the storage of the volume: Velero has made a CSI snapshot of it, and has not moved the data"
 	StoredNative    = "it lies only in the storage of the volume: Velero has made a snapshot of it through a cloud's API"
@@ -82,7 +82,7 @@ const (
 	StoredUnnamed = "Velero's data mover has uploaded it, and the list of volumes does not name its snapshot in the repository"
 )
 
-// Stored says why the data of a volume that Velero stored by a snapshot can't be restored, or "".
+// Stored says why a volume that Velero stored by a snapshot can't be restored, or "".
 func (i *VolumeInfo) Stored() string {
 	switch {
 	case i.Failed():
@@ -110,7 +110,7 @@ func (m *DataMovementInfo) Stored() string {
 	return ""
 }
 
-// DataUpload is the used part of a data mover's record of an upload. Velero stores it among the
+// DataUpload is the used part of a data mover's record of an upload, which Velero stores among the
 // backup's objects, in its own namespace.
 type DataUpload struct {
 	metav1.ObjectMeta `json:"metadata"`
@@ -132,7 +132,7 @@ type DataUpload struct {
 }
 
 // IsOf reports whether the upload was made for a backup. A backup of Velero's namespace also has
-// others' uploads.
+// others'.
 func (u *DataUpload) IsOf(backup types.UID) bool { return u.Labels[labelBackupUID] == string(backup) }
 
 // Info describes the upload as a VolumeInfo of Velero since 1.14.

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// AnnotationSnapshotOfClaim names a claim's VolumeSnapshot among the backup's objects. Velero's
-	// restore makes the claim from it.
+	// AnnotationSnapshotOfClaim names a claim's VolumeSnapshot in the backup, from which Velero
+	// restores the claim.
 	AnnotationSnapshotOfClaim = "velero.io/volume-snapshot-name"
-	// LabelSnapshotOfClaim is on the objects about a claim's snapshot, with the claim's uid.
+	// LabelSnapshotOfClaim is the claim's uid, on the objects about its snapshot.
 	LabelSnapshotOfClaim = AnnotationPrefix + "snapshot-of-claim"
 
 	annotationHandle      = "velero.io/csi-volumesnapshot-handle"
@@ -28,8 +28,8 @@ const (
 )
 
 // StoredSnapshot describes a volume's cut as Velero stores it, of a block device or a file system.
-// Neither object may delete the stored snapshot. They lack the label of the backup's name: by that,
-// Velero would delete the stored snapshot with its record of the backup.
+// Neither object may delete the stored snapshot. By the label of the backup's name, which they lack,
+// Velero would delete it with its record of the backup.
 func StoredSnapshot(volume *Volume, block bool) (snapshot, content *unstructured.Unstructured) {
 	of, cut := volume.Snapshot, volume.Snapshot.Cut
 	name := "snapshot-" + string(volume.ClaimUID)

@@ -14,16 +14,16 @@ const (
 	maxNamedBytes = 240
 )
 
-// Told collects texts about a run for one line in its object. Each reader of the object sees the line,
-// so a tenant's names only objects of its own namespace, and counts the others. The zero value names
-// all. The fields are for its JSON.
+// Told collects texts about a run for one line in its object, which each reader sees: so a tenant's
+// names only objects of its own namespace, and counts the others. The zero value names all. The fields
+// are for JSON.
 type Told struct {
 	Only  string   `json:"only,omitempty"`
 	First []string `json:"first,omitempty"`
 	Count int      `json:"count,omitempty"`
 }
 
-// NewTold returns a Told for an object of a namespace; in the system namespace it names all.
+// NewTold returns a Told for a namespace; the system namespace names all.
 func NewTold(namespace, systemNamespace string) Told {
 	if namespace == systemNamespace {
 		return Told{}
@@ -66,7 +66,7 @@ func (t *Told) String() string {
 
 const maxNoteBytes = 1024
 
-// Note shortens a text to the limit of events.
+// Note shortens a text to an event's limit.
 func Note(text string) string {
 	if len(text) <= maxNoteBytes {
 		return text
@@ -82,8 +82,7 @@ func Counted[N ~int | ~int32](count N, thing string) string {
 	return fmt.Sprintf("%d %ss", count, thing)
 }
 
-// Findings returns the counts of errors and warnings, and the first errors, or else warnings; empty
-// without any.
+// Findings returns the counts of errors and warnings, and the first errors, or else warnings, or "".
 func Findings(errors, warnings *Told) string {
 	named := warnings
 	if errors.Count > 0 {

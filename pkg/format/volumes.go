@@ -21,7 +21,7 @@ import (
 const (
 	// UploaderKopia is the only one that Holdfast restores.
 	UploaderKopia = "kopia"
-	// UploaderRestic is also the default of old versions of Velero.
+	// UploaderRestic is the default of old versions of Velero.
 	UploaderRestic = "restic"
 )
 
@@ -46,7 +46,7 @@ const (
 	volumeHashLength             = 10
 )
 
-// Volume is the result of a volume in a backup.
+// Volume is a volume's result in a backup.
 type Volume struct {
 	Pod          enginev1alpha1.PodReference
 	NamespaceUID types.UID
@@ -56,7 +56,7 @@ type Volume struct {
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
-	// HostPath is the node's path of a hostPath volume.
+	// HostPath is a hostPath volume's path.
 	HostPath    string
 	ClaimLabels map[string]string
 	// ReclaimPolicy, Labels, Capacity in bytes and Created are the persistent volume's.
@@ -67,22 +67,22 @@ type Volume struct {
 	Hooked        bool
 	// Device is true for a block device.
 	Device bool
-	// Snapshot is set if the data is read from a snapshot. Pod has a name only if a pod has the claim.
+	// Snapshot is set if the data is read from one. Pod has a name only if a pod has the claim.
 	Snapshot *SnapshotSource
-	// Instead is the claim's volume in another pod that could not be read before; or nil.
+	// Instead is the claim's volume in another pod that was unreadable; or nil.
 	Instead *Volume
 	// Status has a final phase.
 	Status enginev1alpha1.VolumeUploadStatus
 }
 
-// SnapshotSource is a CSI driver's volume, whose snapshot is read instead.
+// SnapshotSource is a CSI volume whose snapshot is read instead.
 type SnapshotSource struct {
 	Driver, Handle string
 	// Class is the VolumeSnapshotClass, StorageClass the volume's.
 	Class, StorageClass string
 	// Nodes limits where a volume from the snapshot can be used.
 	Nodes *corev1.VolumeNodeAffinity
-	// Kept says that the snapshot stays in the volume's storage, and its data is not moved.
+	// Kept leaves the snapshot in the volume's storage, and moves no data.
 	Kept bool
 	// KeepLocal is how many of the claim's newest snapshots stay in the storage beside their moved
 	// data.
@@ -96,7 +96,7 @@ func (v *Volume) InStorage() bool {
 	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
-// keepsLocal reports whether the snapshot stays in the volume's storage beside its moved data.
+// keepsLocal reports whether the snapshot stays beside its moved data.
 func (v *Volume) keepsLocal() bool {
 	return v.Snapshot != nil && v.Snapshot.KeepLocal > 0 && v.Snapshot.Cut != nil && v.Status.SnapshotID != "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
@@ -112,7 +112,7 @@ type SnapshotCut struct {
 	Attempt int32
 }
 
-// PodVolumeBackup is Velero's: a pod's volume, in the Kopia repository of its namespace.
+// PodVolumeBackup is Velero's: a pod's volume in its namespace's Kopia repository.
 type PodVolumeBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -152,8 +152,7 @@ func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
 
-// VolumeName returns a volume's name in its namespace: the claim's, which has no colon, or one from the
-// pod.
+// VolumeName returns a volume's name in its namespace: the claim's, which has no colon, or the pod's.
 func VolumeName(claim, pod, podVolume string) string {
 	if claim == "" {
 		return "pod:" + pod + ":" + podVolume
@@ -161,16 +160,16 @@ func VolumeName(claim, pod, podVolume string) string {
 	return claim
 }
 
-// NamespaceUID returns the uid of the pod's namespace; empty if not stored.
+// NamespaceUID returns the uid of the pod's namespace, or "".
 func (p *PodVolumeBackup) NamespaceUID() types.UID {
 	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
 }
 
-// SnapshotDriver returns the CSI driver whose snapshot was read; empty for the live volume.
+// SnapshotDriver returns the CSI driver whose snapshot was read, or "".
 func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotationSnapshotDriver] }
 
-// SnapshotHandle returns the handle of a snapshot kept in its volume's storage; empty if the data is in
-// a repository.
+// SnapshotHandle returns the handle of a snapshot in its volume's storage; empty if a repository has
+// the data.
 func (p *PodVolumeBackup) SnapshotHandle() string { return p.Annotations[annotationSnapshotHandle] }
 
 // IsDevice reports whether the volume is a block device.
@@ -191,7 +190,7 @@ type VolumeItself struct {
 // Itself returns a text for DecodeVolumeItself, the same in all backups of an unchanged volume.
 func (p *PodVolumeBackup) Itself() string { return p.Annotations[annotationVolume] }
 
-// DecodeVolumeItself returns the zero value for an unreadable text. Its fields are unverified.
+// DecodeVolumeItself returns the zero value for an unreadable text. It verifies nothing.
 func DecodeVolumeItself(text string) VolumeItself {
 	var itself VolumeItself
 	if len(text) > maxVolumeAnnotation || json.Unmarshal([]byte(text), &itself) != nil {
@@ -216,7 +215,7 @@ func (v *Volume) itself() string {
 	return string(encoded)
 }
 
-// NewPodVolumeBackup describes a volume as Velero restores it. The name is derived from pod and volume.
+// NewPodVolumeBackup describes a volume as Velero restores it, named by pod and volume.
 func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume) PodVolumeBackup {
 	pvb := PodVolumeBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
@@ -301,7 +300,7 @@ func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
 }
 
 // VolumeInfo describes a volume's backup. Velero's restore finds it by the persistent volume's name,
-// and then makes a new volume instead of adopting it.
+// and then makes a new volume.
 type VolumeInfo struct {
 	PVCName               string             `json:"pvcName,omitempty"`
 	PVCNamespace          string             `json:"pvcNamespace,omitempty"`
@@ -336,7 +335,7 @@ type PodVolumeInfo struct {
 	Phase enginev1alpha1.VolumePhase `json:"Phase"`
 }
 
-// PersistentVolInfo is what a restore needs of a persistent volume.
+// PersistentVolInfo is what a restore needs.
 type PersistentVolInfo struct {
 	ReclaimPolicy string            `json:"reclaimPolicy,omitempty"`
 	Labels        map[string]string `json:"labels,omitempty"`

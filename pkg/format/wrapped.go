@@ -20,27 +20,27 @@ import (
 )
 
 const (
-	// WrappedKeysPrefix has the wrapped keys of all repositories and clusters.
+	// WrappedKeysPrefix has all wrapped keys.
 	WrappedKeysPrefix = HoldfastPrefix + "keys/"
-	// MaxWrappedKeyBytes bounds a WrappedKey that is read.
+	// MaxWrappedKeyBytes bounds a WrappedKey.
 	MaxWrappedKeyBytes = 64 << 10
 
 	wrappedKeyKind           = "WrappedRepositoryKey"
 	wrappedEncryptionKeyKind = "WrappedEncryptionKey"
-	// encryptionKeyFolder is no name of a namespace.
+	// encryptionKeyFolder can't be a namespace.
 	encryptionKeyFolder = "encryption.key"
 
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
 // WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted for
-// recovery keys, whose private halves are outside the cluster. Its cluster signs it, since recovery
-// keys are public.
+// recovery keys, whose private halves are outside the cluster. Its cluster signs it, since a recovery
+// key suffices to encrypt.
 type WrappedKey struct {
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's, and
-	// empty for the keys that decrypt backups.
+	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's;
+	// empty for keys that decrypt backups.
 	Location, VolumeNamespace string
 	Fingerprint               string
 	RecoveryKeys              []string
@@ -78,8 +78,7 @@ func (w WrappedKey) kind() string {
 	return wrappedKeyKind
 }
 
-// Key returns the key in the store: one for each cluster, repository, its key, and set of recovery
-// keys.
+// Key returns the key in the store, by cluster, repository, its key, and recovery keys.
 func (w WrappedKey) Key() string {
 	folder := cmp.Or(w.VolumeNamespace, encryptionKeyFolder)
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(w.RecoveryKeys)), "\n")))
@@ -135,7 +134,7 @@ func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// DecodeWrappedKey reads the object at key. It fails for a wrong signature or key.
+// DecodeWrappedKey fails for a wrong signature or key.
 func DecodeWrappedKey(key string, data []byte) (*WrappedKey, error) {
 	if len(data) > MaxWrappedKeyBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxWrappedKeyBytes)
