@@ -32,8 +32,7 @@ import (
 // numbers into strings.
 
 const (
-	header = "HFCI\x01"
-	// Bounds for the memory of a decoded segment.
+	header     = "HFCI\x01"
 	maxBody    = 64 << 20
 	maxStrings = 2 << 20
 	maxEntries = 256 << 10
@@ -45,10 +44,10 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
-// Entry is the content of one folder of backups.
+// Entry is the content of a folder of backups.
 type Entry struct {
 	StoreName string
-	// Stamp identifies the objects that were beside the folder, for the index's writer.
+	// Stamp identifies the objects beside the folder, for the index's writer.
 	Stamp   string
 	Content catalog.Content
 }
@@ -93,7 +92,7 @@ func text(number uint64, field func(*catalog.Volume) *string) column {
 	}
 }
 
-// digest is a column of unique strings; hexadecimal ones are packed to half their length.
+// digest is a column of unique strings; hexadecimal ones take half their length.
 func digest(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(_ *encoder, to []byte, v *catalog.Volume) []byte {
@@ -362,7 +361,7 @@ type encodedEntry struct {
 	content          []byte
 }
 
-// Decode reads a segment. It bounds the memory for any input.
+// Decode reads a segment in bounded memory.
 func Decode(data []byte) (*Segment, error) {
 	compressed, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {

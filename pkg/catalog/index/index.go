@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package index keeps the contents of a location's backups in a few objects, so that a new process need
-// not read each backup. They are in the store, where the leading controller publishes them, and in a
+// not read each backup. They are in the store, by the leading controller (package publish), and in a
 // local folder of the API server. Package format defines their names and signatures.
 //
 //   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	// attempts bounds the heads of a cluster that are read, from the newest to the first valid one.
+	// attempts bounds the heads that are read, down to the first valid one.
 	attempts = 3
 	fetches  = 16
 	// maxObjects bounds the listing, against malicious writers.
@@ -42,7 +42,7 @@ type Standing int
 
 const (
 	Ignored Standing = iota
-	// Others are other clusters' indexes: they count for backups signed by the same key.
+	// Others are other clusters' indexes, which count for backups signed by the same key.
 	Others
 	Own
 )
@@ -60,8 +60,8 @@ type opened struct {
 	newest   []byte
 }
 
-// Open finds the newest index of each cluster that clusterCounts accepts, before it is read, and that
-// judge trusts. An index may be empty; an error is the store's.
+// Open finds the newest index of each cluster that clusterCounts accepts before it is read, and judge
+// trusts. An index may be empty; an error is the store's.
 func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID string) bool, judge func(clusterUID, publicKey string) Standing) (*Index, error) {
 	numbers := map[string][]int64{}
 	objects := 0
@@ -98,7 +98,7 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 			}
 		}
 	}
-	// Own first, then in the order of names.
+	// Own first, then by name.
 	slices.SortFunc(index.heads, func(a, b opened) int {
 		if a.standing != b.standing {
 			return int(b.standing) - int(a.standing)
@@ -111,7 +111,7 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 // Empty reports whether there is no index.
 func (i *Index) Empty() bool { return len(i.heads) == 0 }
 
-// Boundaries divide a listing's names into ranges of about a page.
+// Boundaries divide names into ranges of about a page.
 func (i *Index) Boundaries() []string {
 	for _, head := range i.heads {
 		if len(head.Boundaries) > 0 {
@@ -130,11 +130,11 @@ type Fetched struct {
 type fetched struct {
 	head opened
 	data []byte
-	// read is closed when data is set, or will not be.
+	// read is closed once data is set, or will not be.
 	read chan struct{}
 }
 
-// Fetch starts reading all segments, several at once. It omits missing and damaged ones.
+// Fetch starts to read all segments, several at once, without missing and damaged ones.
 func (i *Index) Fetch(ctx context.Context) Fetched {
 	f := Fetched{reading: &sync.WaitGroup{}}
 	var segments []func()
@@ -175,8 +175,8 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 // Wait returns when no segment is being read, soon after the end of Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
-// Entries decodes the wanted entries that count, the newest of each name, packed, without errors. want
-// is called concurrently.
+// Entries decodes the newest wanted entry of each name that counts, packed, without errors. want is
+// called concurrently.
 func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		var decoding sync.WaitGroup

@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// interval is the minimum time between writes, except the last.
+// interval is the minimum between writes, except the last.
 const interval = 5 * time.Minute
 
 // LocalCache keeps on disk, for the next process, what a process has read of one location. Its entries
@@ -44,10 +44,10 @@ type LocalCache struct {
 	writer  *Writer       // guarded by mu
 	written time.Time     // guarded by mu
 
-	// removing guards removed and its file. It is locked after mu, but not held while the index is
+	// removing guards removed and its file. It is locked after mu, and not held while the index is
 	// written.
 	removing sync.Mutex
-	// removed has names that must not be shown; nil until the file was read.
+	// removed has names not to show; nil until the file was read.
 	removed map[string]bool
 }
 
@@ -164,8 +164,8 @@ func (c *LocalCache) writeLocked(ctx context.Context, keep func(storeName string
 	return c.failLocked(c.writeRemovedLocked())
 }
 
-// Remove hides names from the next process, however this one ends, until they are added again. If it
-// can't write that, it removes the folder.
+// Remove hides names from the next process, however this one ends, until they are added again. If that
+// can't be written, it removes the folder.
 func (c *LocalCache) Remove(storeNames ...string) error {
 	c.removing.Lock()
 	defer c.removing.Unlock()

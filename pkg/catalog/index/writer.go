@@ -26,20 +26,20 @@ type Store interface {
 }
 
 const (
-	// Few, since each head repeats the newest entries.
+	// Few, since each head repeats them.
 	newestRows, newestEntries = 20_000, 1000
 	// Segments are merged up to these sizes: a dozen for a million rows.
 	segmentRows, segmentEntries = 100_000, 5000
 	// The oldest segments beyond it are dropped.
 	maxSegments = format.MaxIndexSegments
-	// defaultGrace exceeds any reader's time from a head to its segments.
+	// defaultGrace exceeds a reader's time from a head to its segments.
 	defaultGrace = time.Hour
-	// pageNames is the distance of boundaries: less than a page, which also has other objects.
+	// pageNames divides less than a page, which also has other objects.
 	pageNames = 800
 )
 
-// Writer writes one cluster's index in a store. It begins with Load, and is not safe for concurrent
-// use. Changes are visible after Commit.
+// Writer writes a cluster's index in a store. It begins with Load, and is not safe for concurrent use.
+// Changes are visible after Commit.
 type Writer struct {
 	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
@@ -54,7 +54,7 @@ type Writer struct {
 
 	head   format.IndexHead
 	number int64
-	// newest has the entries that are in no segment, or are newer.
+	// newest has entries that are newer, or in no segment.
 	newest  map[string]*Entry
 	stamps  map[string]string
 	changed bool
@@ -123,7 +123,7 @@ func decodeEntries(data []byte) ([]Entry, error) {
 	return segment.all(func(string) bool { return true })
 }
 
-// Has reports whether there is an entry with a name and a stamp.
+// Has reports whether an entry has a stamp.
 func (w *Writer) Has(storeName, stamp string) bool {
 	has, known := w.stamps[storeName]
 	return known && has == stamp
@@ -250,7 +250,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	for range attempts {
-		// Heads are ordered by number, not by the writers' clocks.
+		// Numbers order heads, not the writers' clocks.
 		w.number = max(w.number+1, w.clock.Now().UnixMilli())
 		err = w.store.Create(ctx, format.IndexHeadKey(w.cluster.UID, w.number), data)
 		if !errors.Is(err, store.ErrExists) {
@@ -307,8 +307,8 @@ func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) er
 	return nil
 }
 
-// Clean removes objects of the cluster's index that the newest head does not name, after a grace. It
-// does nothing unless that head is this Writer's.
+// Clean removes objects of the cluster's index that the newest head does not name, after a grace, if
+// that head is this Writer's.
 func (w *Writer) Clean(ctx context.Context) error {
 	named := map[string]bool{}
 	for _, segment := range w.head.Segments {
@@ -334,8 +334,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may still use the head that was newest within the grace. Objects that later heads name
-	// are younger, and stay.
+	// Readers may still use the newest head before the grace. Objects that later heads name are
+	// younger, and stay.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

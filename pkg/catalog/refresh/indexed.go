@@ -19,10 +19,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// An unknown location is read from its store's indexes: an entry counts if the listing has its name.
-// Entries are confirmed later, one at a time.
+// A new location is read from its store's indexes: an entry counts if the listing has its name. Entries
+// are confirmed later, one at a time.
 
-// confirmPause is the time between confirmations: a thousand take a quarter of an hour.
+// confirmPause is short: a thousand confirmations take a quarter of an hour.
 const confirmPause = time.Second
 
 // batchRows is about how many rows are put at once: others wait milliseconds for the lock.
@@ -33,7 +33,7 @@ type indexed struct {
 	fetched    index.Fetched
 }
 
-// readIndex starts reading the indexes. The first function waits for them; its result may be nil. stop
+// readIndex starts to read the indexes. The first function waits for the result, which may be nil. stop
 // ends all reading.
 func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *indexed, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -88,7 +88,7 @@ func (w *worker) putIndexed(known *indexed, read []string, listings []listing) (
 	return slices.DeleteFunc(slices.Concat(read, taken), func(name string) bool { return !wanted[name] }), nil
 }
 
-// putEntries records entries, and returns their names. If isNew, the cache gets them.
+// putEntries records entries, in the cache if isNew, and returns their names.
 func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []string, err error) {
 	var batch []catalog.Item
 	rows := 0
@@ -124,7 +124,7 @@ func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []
 	return taken, put()
 }
 
-// localise adapts an entry to this location, which the index's writer may name differently.
+// localise adapts an entry to this location, which the index may name differently.
 func (w *worker) localise(entry *index.Entry) bool {
 	backup := entry.Content.Backup
 	if backup == nil { // only its versions need be equal
@@ -147,7 +147,7 @@ func (w *worker) localise(entry *index.Entry) bool {
 	return true
 }
 
-// unconfirmed has the entries from an index. It outlives reopening a location.
+// unconfirmed has entries from an index. It outlives reopening a location.
 type unconfirmed struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
@@ -203,8 +203,8 @@ func (w *worker) confirm(ctx context.Context) {
 	}
 }
 
-// confirmOne reports whether the store has decided about an entry. An entry leaves if its folder is
-// listed without it. If the folder is not listed, listings decide: the store may be unmounted.
+// confirmOne reports whether the store has decided about an entry. It leaves if its listed folder lacks
+// it; without a listed folder, listings decide: the store may be unmounted.
 func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	opened, done, err := w.use(ctx)
 	if err != nil {
@@ -256,7 +256,7 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 	return slices.Concat(ranges...)
 }
 
-// cut removes entries after a position. Earlier keys beside them stay.
+// cut removes entries after a position, but not earlier keys beside them.
 func (w *worker) cut(shard Shard, last string) Shard {
 	position, holds := w.location.Layout.(Parted).Position, shard.Holds
 	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry Entry) bool {
@@ -273,7 +273,7 @@ func (w *worker) cut(shard Shard, last string) Shard {
 	return shard
 }
 
-// openCache shows the former process's entries, until the store is listed.
+// openCache shows the former process's entries until the first listing.
 func (w *worker) openCache(ctx context.Context) {
 	if w.location.Cache == nil {
 		return

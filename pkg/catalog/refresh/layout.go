@@ -15,27 +15,27 @@ import (
 )
 
 // Layout is a way of storing backups. An entry is the folder of a backup, or of a volume in Longhorn's
-// store. The given store.Ranger bounds requests and their time, so a layout may start any number. It is
+// store. The store.Ranger bounds requests and their time, so a layout may start any number. It is
 // stateless, and safe for concurrent use.
 type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop after
-	// any shard, and continue from its position later, even in another process.
+	// any shard, and continue from its position, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
-	// Read reads an entry. It fails with ErrUnfinished for a missing or unfinished entry, with an
-	// *UnreadableError for a permanent fault, and with any other error for a failure of the store.
+	// Read fails with ErrUnfinished for a missing or unfinished entry, with an *UnreadableError for a
+	// permanent fault, and with any other error for a failure of the store.
 	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
-	// Probe checks with the smallest request whether an entry can be read.
+	// Probe checks by the smallest request whether an entry can be read.
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
 
-// Parted is a Layout whose positions follow from names, to list ranges in parallel.
+// Parted is a Layout that derives positions from names, to list ranges in parallel.
 type Parted interface {
 	Layout
 	// Position returns the position after a name, existing or not. Positions compare by bytes.
 	Position(name string) string
 }
 
-// Watched is a Layout that also lists replaced objects.
+// Watched is a Layout that also shows replaced objects.
 type Watched interface {
 	Layout
 	// Watch lists, in about one request, present versions of entries after a position, as in
@@ -44,7 +44,7 @@ type Watched interface {
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 
-// Shard is a part of the entries that is listed as one.
+// Shard is a part of the entries, listed as one.
 type Shard struct {
 	// Holds reports whether the shard covers a name.
 	Holds   func(name string) bool
@@ -53,7 +53,7 @@ type Shard struct {
 	Beside []string
 	// Err is why the shard is incomplete. Then missing entries don't count.
 	Err error
-	// Suspicion is, in stable words, why missing entries of a complete shard are doubted; or empty.
+	// Suspicion is, in stable words, why a complete shard's missing entries are doubted; or empty.
 	Suspicion string
 	// Position is the next shard's start; empty for the last.
 	Position string
@@ -62,19 +62,19 @@ type Shard struct {
 // Entry is a listed entry.
 type Entry struct {
 	Name string
-	// Versions are its objects' versions, as in Content.Versions; nil if not listed. A difference to
-	// the last read causes a read.
+	// Versions are as in Content.Versions; nil if not listed. A difference to the last read causes a
+	// read.
 	Versions map[string]string
-	// Beside has keys beside the entry, such as expiration changes.
+	// Beside has keys beside the entry, as of expiration changes.
 	Beside []string
 }
 
 // KnownEntry is what is known of an entry to read.
 type KnownEntry struct {
-	// Versions are Content.Versions of the last read.
+	// Versions are from the last read.
 	Versions map[string]string
 	Volumes  func() []catalog.Volume
-	// Beside returns the listed keys beside the entry for a backup.
+	// Beside returns the listed keys beside a backup's entry.
 	Beside func(backup types.UID) []string
 	// MayRead is true if other entries can be read. Then a refusal is the entry's fault, and may be an
 	// *UnreadableError.
@@ -84,7 +84,7 @@ type KnownEntry struct {
 // ErrUnfinished means that a folder has no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
-// UnreadableError is a fault of an entry.
+// UnreadableError is an entry's fault.
 type UnreadableError struct {
 	// Reason has stable words.
 	Reason string

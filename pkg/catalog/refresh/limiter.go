@@ -12,8 +12,8 @@ import (
 )
 
 // limiter adapts the number of concurrent requests to the store. The limit grows with each answer while
-// at least half is used, and is halved when the store is overloaded. Before the first overload it
-// doubles each round; then it grows by one. It also bounds readers of entries.
+// at least half is used: before the first overload it doubles each round, then it grows by one. An
+// overload halves it. It also bounds readers of entries.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64
@@ -106,7 +106,7 @@ func (l *limiter) answered() {
 	l.wakeLocked()
 }
 
-// overloaded lowers the limit, after a request that began at begun.
+// overloaded lowers the limit, after a request from begun on.
 func (l *limiter) overloaded(begun time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -9,9 +9,9 @@
 //     lists a part of the read objects, to find replaced metadata.
 //  3. A full listing lists everything: at first, every hour, and on request.
 //
-// New entries are read. The store determines the number of concurrent requests (limiter). Unparsable
-// content is a backup's fault. A failed request is the store's, and changes nothing known. A refusal is
-// the backup's fault if a known backup can still be read.
+// New entries are read, concurrently as the store permits (limiter). Unparsable content is a backup's
+// fault. A failed request is the store's, and changes nothing known. A refusal is the backup's fault if
+// a known backup is still readable.
 package refresh
 
 import (
@@ -47,17 +47,16 @@ type Location struct {
 	Name string
 	// Store identifies the store, as by provider, bucket and prefix. A change forgets the location.
 	Store string
-	// Settings represents the dependencies of Open. A change reopens the store.
+	// Settings represents Open's dependencies. A change reopens the store.
 	Settings string
-	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
+	// Open is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
 	// Layout defaults to Velero's.
 	Layout  Layout
 	Indexed bool
-	// Cache, if not nil, keeps the contents for the next process.
+	// Cache keeps the contents for the next process; may be nil.
 	Cache Cache
-	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval and
-	// on request.
+	// Beside, if not nil, reads other objects after full listings, each FullInterval and on request.
 	Beside   func(ctx context.Context, from store.Reader) error
 	Interval *time.Duration
 	// Asked identifies requests. A change causes a full listing.
@@ -67,18 +66,18 @@ type Location struct {
 	Known    Known
 }
 
-// Cache keeps one location's contents (index.LocalCache). It is opened once, and closed.
+// Cache keeps a location's contents (index.LocalCache). It is opened once, and closed.
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
 	// Remove hides names from the next process, however this one ends.
 	Remove(storeNames ...string) error
-	// Write writes if due, Close always, both without entries that keep rejects.
+	// Write writes if due, Close always, what keep accepts.
 	Write(ctx context.Context, keep func(storeName string) bool) error
 	Close(ctx context.Context, keep func(storeName string) bool) error
 }
 
-// Asked identifies requests for a location; State.Synced has finished ones.
+// Asked identifies requests; State.Synced has finished ones.
 type Asked struct {
 	Generation int64
 	Request    string
@@ -93,12 +92,12 @@ type Known struct {
 
 // Options of a Refresher. Zero values mean the defaults.
 type Options struct {
-	// SystemNamespace gets the backups that belong to no namespace here.
+	// SystemNamespace gets backups that belong to no namespace here.
 	SystemNamespace string
 	// Interval is the time between polls of a location, within a tenth. Zero means listings only at the
 	// start and on request.
 	Interval time.Duration
-	// FullInterval is the time between full listings that take more than a poll. Default 1 h.
+	// FullInterval is the time between full listings of more than a poll. Default 1 h.
 	FullInterval time.Duration
 	// Reads is the first number of concurrent requests to a location. Default 16.
 	Reads int
@@ -107,8 +106,8 @@ type Options struct {
 	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
 	Clock          clock.WithDelayedExecution
-	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to read
-	// a single backup.
+	// Asked, if not nil, is called after a location's refresh, and after the last attempt to read a
+	// single backup.
 	Asked func(location string)
 }
 
@@ -117,17 +116,17 @@ const (
 	defaultMostReads      = 128
 	defaultRequestTimeout = 30 * time.Second
 	defaultFullInterval   = time.Hour
-	// After a failure, a location waits for firstRetry, doubled each time up to the interval, or to
-	// mostRetry without one.
+	// A failed location waits for firstRetry, doubled each time up to the interval, or to mostRetry
+	// without one.
 	firstRetry    = 5 * time.Second
 	mostRetry     = 5 * time.Minute
 	singleReaders = 4
-	// In stores without consistency, an ended backup may appear late. After singleAttempts the next
-	// refresh finds it.
+	// Without consistency, an ended backup may appear late. After singleAttempts the next refresh finds
+	// it.
 	singleAttempts = 8
 )
 
-// State is what the catalogue knows of a location.
+// State is a location's state in the catalogue.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded      bool
@@ -136,19 +135,19 @@ type State struct {
 	// Synced has the requests before LastFull.
 	Synced            Asked
 	Backups, Replaced int
-	// LeftOut counts omitted untrusted backups; NewestLeftOut is the newest one's name.
+	// LeftOut counts omitted untrusted backups, to NewestLeftOut.
 	LeftOut       int
 	NewestLeftOut string
 	// Unfinished counts folders without a finished backup.
 	Unfinished int
-	// Cached is true while a former process's entries are shown, before the first listing.
+	// Cached is true while a former process's entries are shown.
 	Cached bool
-	// LastError is, in stable words, why the last refresh failed; empty if it succeeded.
+	// LastError is, in stable words, why the last refresh failed, or empty.
 	LastError string
 	Suspicion string
 
 	// recovered is true once there are as many backups as a former process knew, or the loss was
-	// accepted. noticed is when there were first fewer.
+	// accepted; noticed is since when there are fewer.
 	recovered bool
 	noticed   time.Time
 	// position is the next poll's start, watched its start for replaced metadata.
@@ -218,7 +217,7 @@ func (r *Refresher) Run(ctx context.Context) {
 	}
 }
 
-// SetLocations sets all locations. New ones are refreshed at once; removed ones are forgotten.
+// SetLocations sets all locations. New ones are refreshed at once, removed ones forgotten.
 func (r *Refresher) SetLocations(locations []Location) {
 	r.mu.Lock()
 	r.wanted, r.set = slices.Clone(locations), true
@@ -269,7 +268,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 	r.mu.Unlock()
 
-	// Without the lock: the callbacks may call State.
+	// Without the lock, since callbacks may call State.
 	for _, name := range forgotten {
 		r.catalog.Forget(name)
 		forgetMetrics(name)
@@ -303,7 +302,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-// Nudge requests a full listing soon. Several become one.
+// Nudge requests a full listing soon, at most one.
 func (r *Refresher) Nudge(location string) {
 	if w := r.worker(location); w != nil {
 		w.nudge(true)
@@ -337,7 +336,7 @@ func (r *Refresher) State(location string) (State, bool) {
 	return state, true
 }
 
-// ReadOne reads one backup now. The error is store.ErrNotFound if there is none.
+// ReadOne reads one backup now. It fails with store.ErrNotFound for a missing one.
 func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) error {
 	w := r.worker(location)
 	if w == nil {
@@ -346,7 +345,7 @@ func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) err
 	return w.readOne(ctx, storeName)
 }
 
-// Use returns the open store of a location until done is called, even if the location is reopened.
+// Use returns a location's open store until done is called, even if the location is reopened.
 func (r *Refresher) Use(ctx context.Context, location string) (opened Store, done func(), err error) {
 	w := r.worker(location)
 	if w == nil {
@@ -383,8 +382,8 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations were read or tried once, or were silent for a request's time. A
-// new location makes it false.
+// Loaded reports whether all locations, also new ones, were read or tried once, or were silent for a
+// request's time.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -412,7 +411,7 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings returns a sentence for each location that could not be read, was not read yet, or lacks
+// Warnings returns a sentence for each location that could not be, or was not yet read, or lacks
 // backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
@@ -462,13 +461,13 @@ func (r *Refresher) LeftOuts() []string {
 	return texts
 }
 
-// LeftOut says how many backups of a location are not listed, and names the newest.
+// LeftOut says how many backups are not listed, and names the newest.
 func LeftOut(backups int, newest string) string {
 	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
 		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
-// Replacement says how many backups of a location have replaced metadata.
+// Replacement says how many backups have replaced metadata.
 func Replacement(backups int) string {
 	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

@@ -23,8 +23,7 @@ var _ store.Ranger = requests{}
 
 var errSilent = errors.New("the store did not list its backups in time")
 
-// begin waits for a place. The returned context counts requests; call answered once, with the
-// operation's error.
+// begin waits for a place. Its context counts requests; call answered once, with the error.
 func (r requests) begin(ctx context.Context) (_ context.Context, answered func(error), err error) {
 	limiter, begun := r.w.limiter, r.w.options.Clock.Now()
 	if err := limiter.enter(ctx, &limiter.requests); err != nil {
@@ -48,7 +47,7 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 
 func (r requests) end() { r.w.limiter.leave(&r.w.limiter.requests) }
 
-// List implements store.Reader. Each result has the time of a request, without the consumer's time.
+// List implements store.Reader. Each result has a request's time, without the consumer's.
 func (r requests) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		ctx, answered, err := r.begin(ctx)
@@ -97,7 +96,7 @@ func (r requests) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return r.Reader.Get(ctx, key) })
 }
 
-// GetRange implements store.Ranger. A store without ranges is read from the beginning.
+// GetRange implements store.Ranger, if need be from the beginning.
 func (r requests) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if ranger, ok := r.Reader.(store.Ranger); ok {
 		return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return ranger.GetRange(ctx, key, offset, length) })

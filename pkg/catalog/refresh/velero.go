@@ -33,7 +33,7 @@ import (
 // objects part by part, and compare versions.
 type VeleroLayout struct {
 	Location string
-	// SystemNamespace gets the backups that belong to no namespace here.
+	// SystemNamespace gets backups that belong to no namespace here.
 	SystemNamespace string
 	Clock           clock.PassiveClock
 	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Others are read
@@ -42,8 +42,7 @@ type VeleroLayout struct {
 }
 
 const (
-	// Metadata above largeMetadata, and large untrusted lists, are rare. At most largeAtOnce are in
-	// memory.
+	// Of rare large metadata and large untrusted lists, at most largeAtOnce are in memory.
 	largeMetadata = 64 << 10
 	largeAtOnce   = 4
 )
@@ -55,15 +54,15 @@ var (
 	_ Watched = &VeleroLayout{}
 )
 
-// Keys of Content.Versions: the metadata's version, and the digest of its list of volumes.
+// Keys of Content.Versions.
 const (
 	versionMetadata = "metadata"
 	versionVolumes  = "volumes"
-	// reading changes when lists are decoded differently.
+	// reading changes if lists are decoded differently.
 	reading = "1 "
 )
 
-// pageSize is about the size of a shard, S3's page.
+// pageSize is about a shard's size, S3's page.
 const pageSize = 1000
 
 // List implements Layout. A shard is about a page, its position the last key. It never ends between a
@@ -108,8 +107,8 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 	}
 }
 
-// changes are the listed changes of store names whose folders may follow. These names begin one
-// another, so they are few. More than catalog.MaxChanges of a name are a catalog.Crowd.
+// changes are the listed changes of store names whose folders may follow: few, since each name begins
+// the next. More than catalog.MaxChanges of a name are a catalog.Crowd.
 type changes map[string]*listedChanges
 
 type listedChanges struct {
@@ -342,7 +341,7 @@ func (l *VeleroLayout) vouches(backup *v1alpha1.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
-// bounded returns a function that reads a list, within bounds for untrusted backups.
+// bounded returns a function that reads untrusted lists within bounds.
 func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
@@ -362,8 +361,8 @@ func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) fun
 	}
 }
 
-// readCopy reads our copy of replaced metadata, nil if unusable, and reports whether its objects have
-// their sizes.
+// readCopy reads our copy of replaced metadata, nil if unusable, and whether its objects have their
+// sizes.
 func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
@@ -422,7 +421,7 @@ func (l *VeleroLayout) readMetadata(ctx context.Context, from store.Ranger, stor
 	return backup, version, err
 }
 
-// listChanges returns a backup's newest changes if a folder has very many.
+// listChanges returns the newest of very many changes.
 func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, storeName string, backup types.UID) (newest []string, err error) {
 	beginning := format.ExpirationsBeginning(storeName, backup)
 	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Beginning: beginning}) {
@@ -439,8 +438,8 @@ func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, store
 const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
-// earlier deletions. Keys are newest first, so reading ends at the backup's own signer. Changes without
-// a valid signature are ignored. It fails for an unreadable one, which may have a hold.
+// earlier deletions, until the backup's own signer. It ignores changes without a valid signature, and
+// fails for unreadable ones, which may have a hold.
 func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil
@@ -480,7 +479,7 @@ func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, store
 
 var errNotWhole = errors.New("the backup is not whole")
 
-// readVolumes fails with errNotWhole if the metadata names another list of volumes.
+// readVolumes fails with errNotWhole if the metadata names another list.
 func (l *VeleroLayout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
 	key := format.PodVolumeBackupsKey(storeName)
 	want, named := contents.Of(key)

@@ -35,14 +35,14 @@ type worker struct {
 	// opening serialises opening, and guards opened.
 	opening sync.Mutex
 	opened  Store
-	// users are operations on the store, which is closed after the last.
+	// users use the store, which is closed after the last.
 	users sync.WaitGroup
 
 	// recording is held for changes of the catalogue: a stopped worker makes none.
 	recording sync.Mutex
 	stopped   bool // guarded by recording
 
-	// alive is when the store last answered, in Unix nanoseconds.
+	// alive is the store's last answer, in Unix nanoseconds.
 	alive atomic.Int64
 
 	rows atomic.Int64
@@ -190,7 +190,7 @@ func (w *worker) readBeside(ctx context.Context) {
 	}
 }
 
-// wait waits for the pause, forever if zero, or a nudge. It returns false when ctx has ended.
+// wait waits for the pause, forever if zero, or a nudge. It is false when ctx has ended.
 func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	var due <-chan time.Time
 	if pause > 0 {
@@ -207,7 +207,7 @@ func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// pause returns the wait after so many failures; zero means forever.
+// pause returns the wait after failures; zero means forever.
 func (w *worker) pause(failures int) time.Duration {
 	const jitter = 0.1 // keeps two API servers out of step
 	pause := time.Duration(float64(w.interval()) * (1 - jitter + 2*jitter*rand.Float64()))
@@ -491,9 +491,9 @@ func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 	return []listing{whole}
 }
 
-// readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After a
-// failure of the store, the unread ones are tried again while others can be read and none timed out. A
-// row of failures ends the attempt, except refusals and timeouts while others can be read.
+// readAll reads backups, and records unreadable ones. After a failure of the store, the unread ones are
+// tried again while others can be read and none timed out. A row of failures ends the attempt, except
+// refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10
 	all := len(names)
@@ -539,7 +539,7 @@ func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string
 	var row atomic.Int32
 	var mu sync.Mutex
 	var p pass // guarded by mu
-	// Shuffled, so that a row of refusals does not always begin at the same one.
+	// Shuffled, so that refusals in a row begin at different ones.
 	names = slices.Clone(names)
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	group, groupCtx := errgroup.WithContext(ctx)

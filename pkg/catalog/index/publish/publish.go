@@ -4,7 +4,7 @@
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
 // controller; two at once only waste time.
 //
-// It soon indexes ended backups together. A periodic search lists the location, reads backups that the
+// Ended backups are indexed together. A periodic search lists the location, reads backups that the
 // index lacks, drops entries of missing ones, and removes unused objects of its own index.
 package publish
 
@@ -42,7 +42,7 @@ type Store interface {
 // Location is a storage location with an index.
 type Location struct {
 	Name string
-	// Settings represents the dependencies of Open. A change restarts the worker.
+	// Settings represents Open's dependencies. A change restarts the worker.
 	Settings string
 	Open     func(ctx context.Context) (Store, error)
 	Layout   refresh.Layout
@@ -53,7 +53,7 @@ type Options struct {
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.WithTicker
-	// Interval is the time between searches, within a tenth, default 6 h. The first follows Delay,
+	// Interval is the time between searches, within a tenth, default 6 h. Delay precedes the first,
 	// default 30 s.
 	Interval, Delay time.Duration
 	// Gather is how long an ended backup waits for others. Default 2 s.
@@ -63,7 +63,7 @@ type Options struct {
 const (
 	reads    = 4
 	failures = 10
-	// After a failure, a location waits for firstRetry, doubled each time up to lastRetry.
+	// A failed location waits for firstRetry, doubled each time up to lastRetry.
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
 	lastTimeout           = 10 * time.Second
@@ -248,8 +248,7 @@ func (w *worker) close() {
 	w.opened, w.writer = nil, nil
 }
 
-// search updates the index. It reads ended backups even if they are indexed: a name may have a new
-// backup.
+// search updates the index. It reads ended backups even if indexed: a name may have a new backup.
 func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	if w.opened == nil {
 		if w.opened, err = w.Open(ctx); err != nil {
@@ -284,7 +283,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 		defer cancel()
 		return errors.Join(err, w.commit(finish))
 	}
-	// An unmounted folder lists nothing. Then the index stays.
+	// An unmounted folder lists nothing: then the index stays.
 	if trusted && 2*len(known) >= w.writer.Len()-len(missing) {
 		if err := w.writer.Sweep(ctx, func(name string) bool { return listed[name] }); err != nil {
 			return err
@@ -296,8 +295,8 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	return w.clean(ctx)
 }
 
-// mayRead reports whether the store allows reading an indexed backup, or else a missing one. Then a
-// refusal is not the store's failure.
+// mayRead reports whether an indexed backup, or else a missing one, can be read. Then a refusal is not
+// the store's failure.
 func (w *worker) mayRead(ctx context.Context, known []string, missing []refresh.Entry) bool {
 	if len(missing) == 0 {
 		return false
@@ -343,7 +342,7 @@ func (w *worker) clean(ctx context.Context) error {
 	return err
 }
 
-// read adds final backups. It omits a refused backup if mayRead; otherwise the store has failed.
+// read adds final backups. If mayRead, it omits refused ones; otherwise the store has failed.
 func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool) error {
 	var mu sync.Mutex // guards the following variables and the writer
 	var failed int
@@ -385,8 +384,7 @@ func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool
 	return first
 }
 
-// entryVersion is the version of entries; since 2 they have digests. Entries of other versions are read
-// again.
+// entryVersion is the version of entries; others are read again. Since 2 they have digests.
 const entryVersion = "2"
 
 func stamp(beside []string) string {

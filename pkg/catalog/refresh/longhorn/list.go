@@ -8,7 +8,7 @@
 //
 // Names show changes. A finished backup is final, so its file is read once, up to its list of blocks.
 // The volume's file is written later, so it is read after each change of names, and an hour later.
-// Nothing is signed, so volumes are listed in their namespaces only if the location trusts these.
+// Nothing is signed, so volumes are in their namespaces only if the location trusts these.
 package longhorn
 
 import (
@@ -35,7 +35,7 @@ import (
 
 const (
 	atOnce = 64
-	// maxPassed bounds the other objects that a poll skips.
+	// maxPassed bounds other objects that a poll skips.
 	maxPassed = 1000
 	// maxBackups bounds a volume's backups, in the order of names.
 	maxBackups = 100_000
@@ -43,7 +43,7 @@ const (
 	settled = time.Hour
 )
 
-// Layout reads one location of Longhorn.
+// Layout is Longhorn's, for one location.
 type Layout struct {
 	// TrustNamespaces lists volumes in the namespaces that they name.
 	TrustNamespaces bool
@@ -52,7 +52,7 @@ type Layout struct {
 
 var _ refresh.Layout = &Layout{}
 
-// List implements refresh.Layout. The first shard, for polls, is one volume, with a request for each
+// List implements refresh.Layout. The first shard, for polls, is one volume, by a request for each
 // 1,000 backups. The others are the folders of the first level, listed in parallel.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[refresh.Shard] {
 	return func(yield func(refresh.Shard) bool) {
@@ -114,7 +114,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 // past returns a position between a folder's keys and the next folder.
 func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
-// holds returns whether volumes are after one position, up to another (empty: the end).
+// holds returns whether volumes are after one position, up to another or the end.
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		folder := strings.TrimPrefix(format.VolumePrefix(name), format.VolumesPrefix)
@@ -122,8 +122,8 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// next lists the volume after a position: in its folder, backups come before blocks. Without a volume,
-// it is the last shard. A request full of other objects is an empty shard.
+// next lists the volume after a position: its backups come before its blocks. Without a volume, the
+// shard is the last. A request full of other objects is an empty shard.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (refresh.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
@@ -201,7 +201,7 @@ func (l *Layout) shard(ctx context.Context, lister *lister, first string) refres
 	return shard
 }
 
-// entries lists the volumes in a folder of the second level; with an error, some of them.
+// entries lists the volumes in a folder of the second level; with an error, some.
 func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []refresh.Entry, failed error) {
 	objects, err := lister.list(ctx, folder, store.ListOptions{})
 	if err != nil {
@@ -225,8 +225,8 @@ func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (en
 	return entries, failed
 }
 
-// versions identifies everything that is read of an entry: names and versions of backups, and the
-// settled volume file.
+// versions identifies what is read of an entry: names and versions of backups, and the settled volume
+// file.
 func (l *Layout) versions(backups []store.Object) map[string]string {
 	sum := sha256.New()
 	var last time.Time

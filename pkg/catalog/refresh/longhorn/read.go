@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// frontBytes is a file's part that is read first. Some 1,000 bytes precede the blocks.
+	// frontBytes are read first; some 1,000 precede the blocks.
 	frontBytes    = 16 << 10
 	maxLabelBytes = 16 << 10
 )
@@ -100,7 +100,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	return content, nil
 }
 
-// readVolume reads the volume's file, or returns its fault; an error is the store's.
+// readVolume returns the volume's file, or its fault; an error is the store's.
 func readVolume(ctx context.Context, from store.Ranger, name string, mayRead bool) (volume *format.Volume, trouble string, err error) {
 	const consequence = ", so Longhorn does not restore it"
 	content, err := from.Get(ctx, format.VolumeKey(name))
@@ -176,7 +176,6 @@ func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	return row
 }
 
-// labels returns all labels, or none if they are too long.
 func labels(of map[string]string) catalog.Labels {
 	size := 0
 	for key, value := range of {
@@ -188,7 +187,7 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. If nothing could be read, the store has failed. Otherwise failed backups are
+// judge makes the rows. If nothing was readable, the store has failed; else failed backups are
 // unreadable until the next read.
 func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
@@ -207,7 +206,7 @@ func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content)
 	return nil
 }
 
-// describe sets the rows' namespace and size. The last backup decides where all are listed.
+// describe sets the rows' namespace and size, by the last backup.
 func describe(name string, volume *format.Volume, trouble string, rows []catalog.Volume) {
 	var of map[string]string
 	if volume != nil {
