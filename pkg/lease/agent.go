@@ -27,22 +27,22 @@ const (
 	agentRole = "node-agent"
 )
 
-// StatusAnnotation has an agent's status on its Lease, to save an object and writes.
+// StatusAnnotation has an agent's status on its Lease, which saves an object and writes.
 const StatusAnnotation = "holdfast.io/agent-status"
 
-// AgentLabels select the Leases of the node agents.
+// AgentLabels select the agents' Leases.
 const AgentLabels = label + "=" + agentRole
 
-// AgentLease returns the name of the Lease of a node's agent.
+// AgentLease returns the name of an agent's Lease.
 func AgentLease(node string) string {
 	return "holdfast-node-agent-" + enginev1alpha1.NodeLabel(node)
 }
 
 // HoldNode holds the Lease of a node's agent during work, and returns after it. The former holder loses
-// it at once. The work's context ends with ctx, or when the Lease is lost: then the error is ErrLost.
+// it at once. The work's context ends with ctx, or with the Lease: then the error is ErrLost.
 //
-// Renewals write status to StatusAnnotation; changes are written at most every 10 s. status is called
-// often, from one goroutine at a time.
+// Renewals write status to StatusAnnotation, changes at most every 10 s. status is called often, from
+// one goroutine at a time.
 func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, status func() string, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: AgentLease(node), identity: identity, duration: agentLeaseDuration,

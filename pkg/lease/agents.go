@@ -30,12 +30,12 @@ const (
 	// continue when its mount answers.
 	HungAfter = 2 * time.Minute
 	newNode   = 10 * time.Second
-	// forgetAgents is the age at which an agent's Lease is deleted.
+	// forgetAgents is the age at which a Lease is deleted.
 	forgetAgents = time.Hour
 )
 
-// Agents knows the nodes' agents from informers, and the work that it is shown. It is safe for
-// concurrent use.
+// Agents knows the nodes' agents from informers, and the work shown to it. It is safe for concurrent
+// use.
 type Agents struct {
 	Activity
 	clock  clock.Clock
@@ -44,18 +44,18 @@ type Agents struct {
 	synced []cache.InformerSynced
 
 	mu sync.Mutex
-	// seen has the last change of each agent's Lease, by name.
+	// seen has each agent's last change, by its Lease's name.
 	seen    map[string]agent
 	removed []func()
 }
 
-// agent is the last observed change of an agent's Lease, and its limit; 0 is none.
+// agent is the last change of an agent's Lease, and its limit, or 0.
 type agent struct {
 	sighting
 	limit int
 }
 
-// NewAgents returns Agents for the nodes, and the Leases with AgentLabels of the system namespace.
+// NewAgents takes the Leases with AgentLabels of the system namespace, and the nodes.
 func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Agents, error) {
 	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]agent{}}
 	ofLeases, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -111,8 +111,8 @@ func (a *Agents) renewed(obj any) {
 	}
 }
 
-// limitOf returns how many volumes an agent moves at once; 0 if unknown. The API server shows an
-// unreadable status.
+// limitOf returns how many volumes an agent moves at once, or 0. The API server shows an unreadable
+// status.
 func limitOf(lease *coordinationv1.Lease) int {
 	var status v1alpha1.NodeAgentStatus
 	if err := json.Unmarshal([]byte(lease.Annotations[StatusAnnotation]), &status); err != nil {
@@ -121,7 +121,7 @@ func limitOf(lease *coordinationv1.Lease) int {
 	return int(status.Limit)
 }
 
-// Limits returns how many volumes each living agent moves at once; 0 if unknown.
+// Limits returns how many volumes each living agent moves at once, or 0.
 func (a *Agents) Limits() (limits []int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,8 +135,8 @@ func (a *Agents) Limits() (limits []int) {
 
 func (a *Agents) lives(seen agent) bool { return a.clock.Since(seen.at) < agentLeaseDuration }
 
-// Absence returns for how long, at most since a time and the start of this process, a node's agent has
-// shown no sign of life. After MinAgentTimeout it has stopped its work.
+// Absence returns for how long a node's agent has shown no sign of life, at most since a time and this
+// process's start. After MinAgentTimeout it has stopped its work.
 func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -149,13 +149,13 @@ func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	return a.clock.Since(since)
 }
 
-// NodeGone reports whether the node does not exist, given when it was last mentioned.
+// NodeGone reports whether the node is missing, given its last mention.
 func (a *Agents) NodeGone(node string, since time.Time) bool {
 	_, exists, err := a.nodes.GetByKey(node)
 	return err == nil && !exists && a.clock.Since(since) >= newNode
 }
 
-// Nodes counts the nodes with an agent, and those without.
+// Nodes counts the nodes with and without an agent.
 func (a *Agents) Nodes() (with, without int) {
 	for _, obj := range a.nodes.List() {
 		node, err := meta.Accessor(obj)
@@ -174,7 +174,7 @@ func (a *Agents) Nodes() (with, without int) {
 	return with, without
 }
 
-// Run removes the Leases of agents that are long gone, until ctx ends.
+// Run removes old agents' Leases, until ctx ends.
 func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterface) {
 	for {
 		select {

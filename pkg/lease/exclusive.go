@@ -23,12 +23,12 @@ const (
 	exclusiveLook     = 5 * time.Second
 )
 
-// ErrHeld means that another process does the work.
+// ErrHeld means that another process works.
 var ErrHeld = errors.New("another process is at it")
 
-// Exclusively works while it holds a Lease, and returns after the work. If a live process holds it, the
-// error is ErrHeld; a dead one's is taken after a minute without change. The work's context ends with
-// ctx, or when the Lease is lost: then the error is ErrLost.
+// Exclusively works while it holds a Lease, and returns after the work. A live holder causes ErrHeld; a
+// dead one's Lease is taken after a minute without change. The work's context ends with ctx, or with
+// the Lease: then the error is ErrLost.
 func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, name, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: name, identity: identity, duration: exclusiveDuration,

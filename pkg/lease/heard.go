@@ -16,14 +16,14 @@ import (
 // unheardAfter is longer than a takeover.
 const unheardAfter = LeaderDuration + 5*time.Second
 
-// LeaderWatch knows from the Lease LeaderLease since when no controller was heard. It compares no
-// clocks of processes. It is safe for concurrent use.
+// LeaderWatch knows from LeaderLease since when no controller was heard, without comparing processes'
+// clocks. It is safe for concurrent use.
 type LeaderWatch struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
 	mu sync.Mutex
-	// seen is the Lease's last change, or the start of this process.
+	// seen is the Lease's last change, or this process's start.
 	seen sighting
 }
 
@@ -53,8 +53,8 @@ func (l *LeaderWatch) changed(obj any) {
 	}
 }
 
-// Unheard returns since when no controller was heard, and a sentence why runs wait; zero while one is
-// heard, or if unknown.
+// Unheard returns since when no controller was heard, and a sentence why runs wait; else, or if
+// unknown, zero.
 func (l *LeaderWatch) Unheard() (since time.Time, message string) {
 	if !l.synced() {
 		return time.Time{}, ""

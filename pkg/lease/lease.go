@@ -11,9 +11,8 @@
 //  3. A process never renews or recreates a lost Lease.
 //
 // Only durations are compared, by the monotonic and the wall clock: the former stops in a sleeping
-// machine. A jump of the wall clock by the deadline stops a process needlessly. A process checks every
-// 250 ms; Holds checks at once, Leads asks the cluster. A manual deletion lets two work until the next
-// renewal.
+// machine. A jump of the wall clock may stop a process needlessly. A process checks every 250 ms; Holds
+// checks at once, Leads asks the cluster. A manual deletion lets two work until the next renewal.
 package lease
 
 import (
@@ -36,9 +35,9 @@ import (
 
 const (
 	tryTimeout = 10 * time.Second
-	// lookInterval is how often a process checks whether it has slept.
+	// lookInterval bounds work after the machine has slept.
 	lookInterval = 250 * time.Millisecond
-	// statusInterval is the minimum time between writes of a status.
+	// statusInterval is the minimum between writes of a status.
 	statusInterval = 10 * time.Second
 )
 
@@ -51,10 +50,10 @@ type lease struct {
 	labels         map[string]string
 	// duration is how long others respect the unchanged Lease.
 	duration time.Duration
-	// interval is the time between renewals, deadline how long the process works without one.
+	// interval is the time between renewals, deadline the maximum without one.
 	interval, deadline time.Duration
 	remade             bool
-	// stays keeps a Lease that is given back, without holder.
+	// stays keeps the Lease, without holder.
 	stays bool
 	// annotate changes the Lease before each write; may be nil.
 	annotate func(*coordinationv1.Lease)
@@ -79,7 +78,7 @@ func (s sighting) is(lease *coordinationv1.Lease) bool {
 	return s.uid == lease.UID && s.version == lease.ResourceVersion
 }
 
-// take takes the Lease in the read version, or creates a missing one.
+// take takes the read version, or creates a missing Lease.
 func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now time.Time) error {
 	changed := current.DeepCopy()
 	if changed == nil {
@@ -92,7 +91,7 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 		l.annotate(changed)
 	}
 	at, seconds := metav1.NewMicroTime(now), int32(l.duration/time.Second)
-	// As in client-go, to show how often the holder changes.
+	// As in client-go, to show changes of the holder.
 	transitions := ptr.Deref(changed.Spec.LeaseTransitions, 0)
 	if current != nil && !isHolder(current, l.identity) {
 		transitions++
@@ -122,8 +121,8 @@ func isHolder(lease *coordinationv1.Lease, identity string) bool {
 	return lease != nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity == identity
 }
 
-// hold holds a taken Lease during work, and returns after it. The work's context ends with ctx, or when
-// the Lease is lost: then the error is ErrLost.
+// hold holds a taken Lease during work, and returns after it. The work's context ends with ctx, or with
+// the Lease: then the error is ErrLost.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
 	l.renewed.Store(&taken)
 	lost, lose := context.WithCancelCause(context.Background())
@@ -166,7 +165,7 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 			return nil
 		case <-l.clock.After(lookInterval):
 		}
-		// The time of sending counts, since a request may be delayed.
+		// Sending counts, since a request may be delayed.
 		sent := l.clock.Now()
 		age := elapsed(renewed, sent)
 		if age >= l.deadline {
@@ -217,7 +216,7 @@ type Predecessor struct {
 	Renewed time.Time
 }
 
-// Before returns the leader before the process that works with ctx.
+// Before returns the predecessor of the process that works with ctx.
 func Before(ctx context.Context) Predecessor {
 	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
 		return l.before
@@ -225,9 +224,8 @@ func Before(ctx context.Context) Predecessor {
 	return Predecessor{}
 }
 
-// Lasting returns a context for work that is nearly done: it outlasts ctx by longer, but ends at once
-// when the Lease is lost. The Lease is not given back before, so no other process has begun. The caller
-// cancels it.
+// Lasting returns a context for work that is nearly done: it outlasts ctx by longer, but ends with the
+// Lease. The Lease is not given back before, so no other process has begun. The caller cancels it.
 func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}
@@ -242,7 +240,7 @@ func Lasting(ctx context.Context, longer time.Duration) (context.Context, contex
 	}
 }
 
-// elapsed returns the longer duration, by the monotonic or the wall clock.
+// elapsed returns the longer duration by both clocks.
 func elapsed(since, now time.Time) time.Duration {
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
@@ -298,7 +296,7 @@ func (l *lease) giveBack(ctx context.Context) error {
 	return err
 }
 
-// lead waits for a free Lease, and holds it during work. It looks once in every poll.
+// lead waits for a free Lease, looking once in every poll, and holds it during work.
 func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.Context) error) error {
 	var seen sighting
 	for {
@@ -320,7 +318,7 @@ func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.
 	}
 }
 
-// campaign takes a free Lease: without holder, or unchanged for its duration.
+// campaign takes a Lease without holder, or unchanged for its duration.
 func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (taken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -328,7 +326,7 @@ func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (ta
 	if err != nil {
 		return false, err
 	}
-	// This process may hold it already, after a lost answer.
+	// A lost answer may have made this process the holder.
 	if current != nil && current.Spec.HolderIdentity != nil && !isHolder(current, "") && !isHolder(current, l.identity) {
 		if !seen.is(current) {
 			*seen = sighting{uid: current.UID, version: current.ResourceVersion, at: now}

@@ -17,7 +17,7 @@ type collector struct {
 	agents *Agents
 }
 
-// RegisterMetrics adds the counts of nodes to this process's metrics.
+// RegisterMetrics adds the counts of nodes to the metrics.
 func (a *Agents) RegisterMetrics() {
 	legacyregistry.CustomMustRegister(&collector{agents: a})
 }

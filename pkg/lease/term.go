@@ -29,26 +29,26 @@ const (
 	// RetryPeriod is how often a candidate reads the Lease.
 	RetryPeriod = 500 * time.Millisecond
 
-	// drainLimit bounds the wait for admitted requests at a term's end.
+	// drainLimit bounds the wait for admitted requests.
 	drainLimit = 2 * time.Second
 
-	// ceilingAnnotation exceeds every version that the holder may issue before its next renewal.
+	// ceilingAnnotation exceeds all versions issued before the next renewal.
 	ceilingAnnotation = "holdfast.io/versions-below"
-	// headroom exceeds what can be issued within Validity.
+	// headroom exceeds what Validity allows to issue.
 	headroom = 1 << 26
 )
 
-// ElectionConfig has the settings of an Election.
+// ElectionConfig has an Election's settings.
 type ElectionConfig struct {
 	Leases coordinationclient.LeaseInterface
 	Name   string
-	// Identity is this process's. A restarted process needs another.
+	// Identity is this process's. A restart needs another.
 	Identity string
 	Clock    clock.WithDelayedExecution
 	Issued   func() uint64
-	// Begin is called at the start of a term, before any request: no lower version may be issued.
+	// Begin is called before a term's requests: no lower version may be issued.
 	Begin func(version uint64)
-	// Lead is called in a term, with its context. May be nil.
+	// Lead, if not nil, is called in a term, with its context.
 	Lead func(ctx context.Context, term *Term)
 }
 
@@ -94,7 +94,7 @@ func (e *Election) Run(ctx context.Context) {
 	}
 }
 
-// serve serves a term until working ends: because of ctx, or since the Lease is lost.
+// serve serves a term until working ends, because of ctx or a lost Lease.
 func (e *Election) serve(ctx, working context.Context, term *Term) {
 	logger := klog.FromContext(ctx)
 	defer term.end()
@@ -121,7 +121,7 @@ func (e *Election) serve(ctx, working context.Context, term *Term) {
 type Term struct {
 	*lease
 	issued func() uint64
-	// first is the first version of the term, once it has begun.
+	// first is the term's first version, once it has begun.
 	first uint64
 
 	mu      sync.Mutex
@@ -141,7 +141,7 @@ func newTerm(config ElectionConfig) *Term {
 	return t
 }
 
-// annotate sets the ceiling of the term's versions. Until the Lease is held it chooses the first.
+// annotate sets the ceiling of versions. Until the Lease is held it chooses the first.
 func (t *Term) annotate(lease *coordinationv1.Lease) {
 	issued := t.issued()
 	if t.held == nil {

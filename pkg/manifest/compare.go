@@ -9,10 +9,10 @@ import (
 	"iter"
 )
 
-// Sequence yields items in the order of Compare, each identity once. It ends after an error.
+// Sequence yields items in the order of Compare, each identity once, until an error.
 type Sequence = iter.Seq2[*Item, error]
 
-// Sequence yields the items of a manifest in memory.
+// Sequence yields the manifest's items.
 func (m *Manifest) Sequence() Sequence {
 	return func(yield func(*Item, error) bool) {
 		for item := range m.Items() {
@@ -23,7 +23,7 @@ func (m *Manifest) Sequence() Sequence {
 	}
 }
 
-// Pair has the items of one identity in two manifests; one may be nil.
+// Pair has one identity's items in two manifests; one may be nil.
 type Pair struct{ A, B *Item }
 
 var errOrder = fmt.Errorf("%w: its items are not in order", ErrFormat)
@@ -83,8 +83,7 @@ func ordered(sequence Sequence) Sequence {
 	}
 }
 
-// Diff yields the differences: added items are only in b, removed ones only in a, changed ones differ
-// in their checksums.
+// Diff yields items that are only in b (added), only in a (removed), or differ in their checksums.
 func Diff(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		for pair, err := range Join(a, b) {

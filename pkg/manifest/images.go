@@ -16,7 +16,7 @@ var withImages = map[schema.GroupKind]bool{
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// Images are names of images: one text, since a restore has all items in memory, and a list in JSON.
+// Images are names of images: one text, since a restore has all items in memory, but a list in JSON.
 type Images string
 
 // ImagesOf returns the Images of these names.
@@ -43,8 +43,8 @@ func (i *Images) UnmarshalJSON(encoded []byte) error {
 	return nil
 }
 
-// HasImages reports whether objects of a kind have containers. Without images such an item is
-// shortened, or its manifest is older than images.
+// HasImages reports whether objects of a kind have containers. Such an item without images is
+// shortened, or of an older manifest.
 func HasImages(gk schema.GroupKind) bool { return withImages[gk] }
 
 // KindsWithImages returns an index's GroupKinds with containers, in order.
@@ -63,7 +63,7 @@ func (x *Index) KindsWithImages() (kinds []string) {
 }
 
 // MatchesImage reports whether a word means an image: as written, without tag and digest, without
-// digest, or without the registry and folders before its name.
+// digest, or without the registry and folders.
 func MatchesImage(image, word string) bool {
 	for rest, more := image, word != ""; more; {
 		end, matches := strings.CutPrefix(rest, word)

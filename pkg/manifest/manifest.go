@@ -7,7 +7,7 @@
 // differences.
 //
 // A manifest is sorted by kind, namespace and name, so two are compared in one pass and one item is
-// found by three reads. See Writer for the memory.
+// found by three reads.
 package manifest
 
 import (
@@ -20,22 +20,22 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// ItemAlreadyExists means that the manifest has an item with this identity.
+// ItemAlreadyExists means that an item has this identity.
 const ItemAlreadyExists = constantError("the manifest has such an item already")
 
 type constantError string
 
 func (e constantError) Error() string { return string(e) }
 
-// Item is one object of a backup.
+// Item is an object of a backup.
 type Item struct {
 	// APIGroup is empty for the core group; APIVersion is the version alone.
 	APIGroup   string `json:"group,omitempty"`
 	APIVersion string `json:"version"`
 	KindName   string `json:"kind"`
-	// Resource is the kind's name in paths, such as deployments.
+	// Resource is the name in paths, such as deployments.
 	Resource string `json:"resource"`
-	// Namespace is empty for a cluster-scoped object.
+	// Namespace is empty if cluster-scoped.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
@@ -46,7 +46,7 @@ type Item struct {
 	OwnerUIDs   []string          `json:"owners,omitempty"`
 	// References are objects that it needs or is about, without owning them.
 	References []Reference `json:"references,omitempty"`
-	// Images are a workload's. Older manifests have none, see HasImages.
+	// Images are a workload's, but see HasImages.
 	Images Images `json:"images,omitempty"`
 
 	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup, SHA256
@@ -54,9 +54,9 @@ type Item struct {
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
 	Place  Place  `json:"place,omitzero"`
-	// Reason says why the object was taken; empty if the spec selects it.
+	// Reason says why the object was taken, unless the spec selects it.
 	Reason string `json:"reason,omitempty"`
-	// Original is a JSON merge patch (RFC 7386) from the stored object to the original.
+	// Original is a JSON merge patch (RFC 7386) from the stored to the original object.
 	Original json.RawMessage `json:"original,omitempty"`
 	// Unannotated means that annotations were too large.
 	Unannotated bool `json:"unannotated,omitempty"`
@@ -67,8 +67,8 @@ type Item struct {
 	Manifest *Manifest `json:"-"`
 }
 
-// Place is the position of an object's first copy: the gzip member begins at Member bytes of the
-// tarball, and the tar header is Offset bytes into its content.
+// Place is an object's first copy: Member bytes into the tarball a gzip member begins, and Offset bytes
+// into its content the tar header.
 type Place struct {
 	Member int64 `json:"member"`
 	Offset int64 `json:"offset"`
@@ -82,7 +82,7 @@ type Reference struct {
 	Name      string `json:"name"`
 }
 
-// GroupKind returns the kind as in the resource list: apps/v1/Deployment, or v1/Pod for the core group.
+// GroupKind returns the kind as in the resource list: apps/v1/Deployment, or v1/Pod in the core group.
 func (i *Item) GroupKind() string {
 	if i.APIGroup == "" {
 		return i.APIVersion + "/" + i.KindName
@@ -93,29 +93,29 @@ func (i *Item) GroupKind() string {
 // key is NAMESPACE/NAME, etcd's order, in which most items come.
 func (i *Item) key() string { return i.Namespace + "/" + i.Name }
 
-// String returns the identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json. Group and namespace may
-// be empty.
+// String returns the identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json, perhaps with empty
+// parts.
 func (i *Item) String() string {
 	return strings.Join([]string{i.APIGroup, i.Namespace, i.APIVersion, i.KindName, i.Name}, "/") + ".json"
 }
 
-// Compare orders items as a manifest does.
+// Compare orders items as in a manifest.
 func Compare(a, b *Item) int {
 	if a.APIGroup == b.APIGroup && a.APIVersion == b.APIVersion && a.KindName == b.KindName && a.Namespace == b.Namespace {
-		return cmp.Compare(a.Name, b.Name) // the usual case, without making strings
+		return cmp.Compare(a.Name, b.Name) // usual, without making strings
 	}
 	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
 }
 
-// Namespaces are one kind's items by namespace, "" if cluster-scoped, and name.
+// Namespaces are a kind's items by namespace, perhaps "", and name.
 type Namespaces map[string]map[string]*Item
 
 // Manifest is a graph in memory.
 type Manifest struct {
 	Kinds map[string]Namespaces
-	// Index has the items with a uid, by uid.
+	// Index has items by uid, if any.
 	Index map[string]*Item
-	// children are the items by owner's uid.
+	// children are items by their owner's uid.
 	children map[string][]*Item
 }
 
@@ -124,7 +124,7 @@ func New() *Manifest {
 	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
 }
 
-// Add adds an item, or returns ItemAlreadyExists if its identity or uid exists.
+// Add adds an item, or fails with ItemAlreadyExists for its identity or uid.
 func (m *Manifest) Add(item *Item) (bool, error) {
 	kind := item.GroupKind()
 	if m.Kinds[kind][item.Namespace][item.Name] != nil || item.UID != "" && m.Index[item.UID] != nil {

@@ -5,8 +5,8 @@ package manifest
 
 import "unicode/utf8"
 
-// decodePlain reads an item as this package writes nearly all: compact ASCII without escapes and
-// original. It is false for others. The result equals encoding/json's, in a sixth of the time.
+// decodePlain reads compact ASCII without escapes and original, as nearly all items are, and is false
+// for others. The result equals encoding/json's, in a sixth of the time.
 func decodePlain(line []byte) (*Item, bool) {
 	l := plainLine{left: line}
 	item := &Item{}

@@ -19,15 +19,15 @@ import (
 )
 
 // ReferencesOf returns the objects that an object of a known kind needs or is about, without owning
-// them: claims, secrets and config maps of pods, roles of bindings, backends of ingresses. They are
-// sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind are
-// read as the known one.
+// them, sorted and unique: claims, secrets and config maps of pods, roles of bindings, backends of
+// ingresses. Other kinds, and objects that don't decode, have none. All versions of a kind are read as
+// the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
 	references, _ := NeedsOf(gk, namespace, raw)
 	return references
 }
 
-// NeedsOf returns ReferencesOf and the images of the containers, sorted and unique.
+// NeedsOf returns ReferencesOf, and containers' images, sorted and unique.
 func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Images) {
 	find := finders[gk]
 	if find == nil {
@@ -40,7 +40,7 @@ func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Im
 	return slices.Compact(refs.found), ImagesOf(slices.Compact(refs.images))
 }
 
-// HasReferences reports whether ReferencesOf may find references in a kind. Else it needs only the
+// HasReferences reports whether ReferencesOf may find any in a kind, which needs more than the
 // metadata.
 func HasReferences(gk schema.GroupKind) bool { return finders[gk] != nil }
 
@@ -165,7 +165,7 @@ var finders = map[schema.GroupKind]func(*references, []byte){
 	{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicyBinding"}: of(func(r *references, o *admissionregistrationv1.ValidatingAdmissionPolicyBinding) {
 		r.add("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", "", o.Spec.PolicyName)
 	}),
-	// Their types are in modules of their own, for one field each.
+	// Their modules have little else.
 	{Group: "apiregistration.k8s.io", Kind: "APIService"}: of(func(r *references, o *struct {
 		Spec struct {
 			Service *admissionregistrationv1.ServiceReference `json:"service"`
@@ -252,7 +252,7 @@ func (r *references) volume(volume *corev1.Volume) {
 	}
 }
 
-// inTree adds the secrets of volume types that Kubernetes once had built in.
+// inTree adds the secrets of volume types that were once built in.
 func (r *references) inTree(volume *corev1.Volume) {
 	if source := volume.AzureFile; source != nil {
 		r.local("Secret", source.SecretName)
@@ -277,7 +277,7 @@ func (r *references) inTree(volume *corev1.Volume) {
 	}
 }
 
-// persistentVolume adds secrets; those without a namespace are in the claim's.
+// persistentVolume adds secrets, by default in the claim's namespace.
 func (r *references) persistentVolume(spec *corev1.PersistentVolumeSpec) {
 	namespace := ""
 	if spec.ClaimRef != nil {

@@ -20,22 +20,21 @@ import (
 const Version = 1
 
 const (
-	// memberBytes is about the size of a gzip member, which is read to find one item.
+	// memberBytes is about a gzip member, which is read to find an item.
 	memberBytes = 64 << 10
-	// maxItemBytes is the size from which an item is shortened: see Writer.Add.
+	// maxItemBytes is the size from which an item is shortened.
 	maxItemBytes = 32 << 10
-	// tightItemBytes applies when three quarters of a budget are used.
+	// tightItemBytes applies above three quarters of a budget.
 	tightItemBytes = 1 << 10
-	// heldBudget bounds the compressed bytes of all items. Further items have only identity, digest and
-	// place.
+	// heldBudget bounds the compressed items. Further ones have only identity, digest and place.
 	heldBudget = 128 << 20
-	// plainBudget and indexBudget bound what readers bound. The rest has room for a million objects'
+	// plainBudget and indexBudget are parts of readers' bounds. The rest suffices for a million
 	// identities.
 	plainBudget = MaxBytes / 2
 	indexBudget = maxIndexBytes / 2
 )
 
-// Writer collects a backup's items, compressed, about 80 bytes each, and one open member of up to 192
+// Writer collects a backup's items, compressed, about 80 bytes each, with one open member of up to 192
 // KiB for each kind. Larger items share 128 MiB; beyond that an item keeps its identity. It is not safe
 // for concurrent use.
 type Writer struct {
@@ -43,7 +42,7 @@ type Writer struct {
 	Comment string
 
 	budget int64
-	// held and index are the sizes of finished members and of their index, plain of all lines.
+	// held and index are the sizes of finished members and their index, plain of all lines.
 	held, index, plain int64
 
 	sections   map[string]*section
@@ -53,7 +52,7 @@ type Writer struct {
 
 type section struct {
 	members []member
-	// open has the last member's lines, beginning with the key first.
+	// open has the last member's lines, from the key first on.
 	open      bytes.Buffer
 	first     string
 	last      string
@@ -74,8 +73,8 @@ var compressors = sync.Pool{New: func() any {
 
 // Add adds an item with a new identity. An item whose JSON exceeds 32 KiB is shortened until it fits:
 // first annotations (Unannotated), then labels, owners, references and images (Shortened), last the
-// original, which exists nowhere else. When three quarters of a budget are used, the limit is 1 KiB;
-// beyond the budget, every item is shortened.
+// original, which exists nowhere else. Above three quarters of a budget, the limit is 1 KiB; beyond it,
+// every item is shortened.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
@@ -114,7 +113,7 @@ func (w *Writer) limit() int {
 	return 0
 }
 
-// shorten encodes an item without the parts that exceed the limit.
+// shorten omits the parts that exceed the limit.
 func (w *Writer) shorten(item *Item, limit int) ([]byte, error) {
 	short := *item
 	short.Annotations, short.Unannotated = nil, len(item.Annotations) > 0
@@ -185,10 +184,10 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	return bytes.Clone(compressed.Bytes()), nil
 }
 
-// mergeWidth bounds the members in memory while a section is sorted.
+// mergeWidth bounds the members in memory during a sort.
 const mergeWidth = 64
 
-// sort sorts each member of a section, and merges them in a few megabytes of memory.
+// sort sorts each member of a section, and merges them in a few megabytes.
 func (w *Writer) sort(s *section) error {
 	var runs []run
 	for i := range s.members {
@@ -276,7 +275,7 @@ func (w *Writer) merge(runs []run) (*section, error) {
 	}
 }
 
-// linesOf returns the items of a member that is not empty.
+// linesOf returns a member's items; it is not empty.
 func linesOf(compressed []byte) ([]keyed, error) {
 	plain, err := decompress(compressed)
 	if err != nil {
@@ -345,8 +344,8 @@ func (w *Writer) Size() int {
 	return size + memberBytes
 }
 
-// WriteTo writes the document, to which nothing can be added. It fails if readers would refuse it: too
-// many objects with long names.
+// WriteTo writes the document, which is then final. It fails if readers would refuse it, for too many
+// long names.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if w.compressor == nil {
 		w.compressor = compressors.Get().(*gzip.Writer)

@@ -5,8 +5,8 @@
 // docs/design/queue.md has its rules, why each run gets its turn, and what a decision costs.
 //
 // A Planner is told of each change of the records. The same records give the same Plan, in any order of
-// changes. It has no client, no clock and no lock. So the controller and the API server compute the
-// same plan, and a restart changes nothing.
+// changes, without client, clock and lock. So the controller and the API server compute the same plan,
+// and a restart changes nothing.
 //
 // The words of a selection decide overlap. Existing namespaces only describe conflicts.
 package queue

@@ -11,10 +11,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// A pass walks the line in order, from the running members to the last queued one. For each thing by
-// which runs overlap it keeps the first user. So it looks at each run once.
+// A pass walks the line from the running members to the last queued one, once. For each thing by which
+// runs overlap it keeps the first user.
 //
-// This finds whether a run overlaps a member that has a slot or starts now: if any user of a thing
+// That suffices to find overlap with a member that has a slot or starts now: if any user of a thing
 // does, the first one does. Members with slots come first in the line, and a member that starts
 // overlaps none before it. A queued member whose storage is unavailable uses nothing.
 
@@ -29,16 +29,16 @@ type name struct {
 	members int // members without patterns
 }
 
-// pattern is a selection with patterns, for all members with the same one.
+// pattern is a selection with patterns, for all its members.
 type pattern struct {
 	user
 	selection *selection.Namespaces
 	members   int
 	at        int
-	// overlapping are the places of overlapping patterns, as bits: there may be ten thousand, all
+	// overlapping are overlapping patterns' places, as bits: there may be ten thousand, all
 	// overlapping. A loose one has none, since it overlaps all.
 	overlapping bitset
-	// matched are named namespaces that it selects, perhaps some without a member now.
+	// matched are selected named namespaces, perhaps without a member now.
 	matched []*name
 }
 
@@ -71,19 +71,18 @@ func (b bitset) all(yield func(int) bool) {
 type member struct {
 	Run
 	rank rank
-	// Its selection is one of these, or else overlaps everything.
+	// The selection is one of these, or overlaps everything.
 	names   []*name
 	pattern *pattern
 
-	// The pass's results: its place, the first earlier member that it overlaps, or nil, and why it
-	// waits.
+	// The pass's results: its place, the first earlier overlapping member, or nil, and why it waits.
 	at     int
 	ahead  *member
 	reason v1alpha1.QueueReason
 }
 
-// compare orders members: running, ready, queued, New. Each group is ordered by tickets, queued
-// restores first, New ones by the order of their tickets to come.
+// compare orders members: running, ready, queued, New, each by tickets; queued restores come first, New
+// ones by their tickets to come.
 func compare(a, b *member) int {
 	switch {
 	case a.rank != b.rank:
@@ -96,7 +95,7 @@ func compare(a, b *member) int {
 	return byTicket(&a.Run, &b.Run)
 }
 
-// holds reports whether the member uses a slot or starts now.
+// holds reports whether the member has a slot or starts now.
 func (m *member) holds() bool {
 	return m.rank < rankQueued || m.reason == v1alpha1.QueueReasonNextToStart
 }
@@ -113,7 +112,7 @@ func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// by returns the first user in the present pass, or nil.
+// by returns the first user in this pass, or nil.
 func (u *user) by(p *Planner) *member {
 	if u.pass != p.pass {
 		return nil
@@ -164,14 +163,14 @@ func (p *Planner) advance(to int) {
 	}
 }
 
-// isHeld reports whether the member waits for its storage location. It keeps its place and reserves
+// isHeld reports whether the member waits for its storage location, with its place, but reserving
 // nothing.
 func (p *Planner) isHeld(m *member) bool {
 	state := p.locations[m.Location]
 	return m.rank == rankQueued && (!state.Available || state.NoBackups && m.Class == Backup)
 }
 
-// look finds the earlier members that this one overlaps, first by namespaces, then by cluster scope.
+// look finds earlier overlapping members, first by namespaces, then by cluster scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
 	if m.Plan {

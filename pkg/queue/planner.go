@@ -28,7 +28,7 @@ type Planner struct {
 	lastTicket int64
 
 	runs map[types.UID]*member
-	// line has the members with slots, then the queued, then the New ones.
+	// line has members with slots, then queued, then New ones.
 	line   []*member
 	counts [ranks]Slots
 	// plans counts the plans within counts.
@@ -39,10 +39,10 @@ type Planner struct {
 	// slots are the patterns by place, free the unused places.
 	slots []*pattern
 	free  []int
-	// The users of cluster scope, of everything, of patterns, and of loose patterns.
+	// The users of cluster scope, everything, patterns, and loose patterns.
 	clusterScope, everything, patterned, loose user
 
-	// The pass covers passed members; starts are those that may start, counted by class.
+	// The pass covers passed members; starts may start, counted by class.
 	pass, passed int
 	first        *member // the first that is not held
 	starts       []*member
@@ -63,7 +63,7 @@ func NewPlanner(limits Slots) (*Planner, error) {
 	return p, nil
 }
 
-// SetLimits sets the numbers of slots. On an error, which wraps ErrLimit, they stay.
+// SetLimits sets the numbers of slots. An error, which wraps ErrLimit, keeps them.
 func (p *Planner) SetLimits(limits Slots) error {
 	if slices.Min(limits[:]) < 1 {
 		return fmt.Errorf("%w, not %d and %d", ErrLimit, limits[Backup], limits[Restore])
@@ -73,15 +73,13 @@ func (p *Planner) SetLimits(limits Slots) error {
 	return nil
 }
 
-// SetLocations sets the states of storage locations by name. The Planner keeps the map: don't change
-// it.
+// SetLocations sets the states of storage locations by name. Don't change the map.
 func (p *Planner) SetLocations(locations map[string]LocationState) {
 	p.locations = locations
 	p.restart()
 }
 
-// SetNamespaces sets the existing namespaces. If they are sorted, the Planner keeps the slice: don't
-// change it.
+// SetNamespaces sets the existing namespaces. Don't change a sorted slice.
 func (p *Planner) SetNamespaces(namespaces []string) {
 	if !slices.IsSorted(namespaces) {
 		namespaces = slices.Sorted(slices.Values(namespaces))
@@ -89,11 +87,11 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 	p.namespaces = namespaces
 }
 
-// Remember makes new tickets greater than this one. Call it before a ticket is written: the answer may
-// be lost. Tickets of known runs are included.
+// Remember makes new tickets greater than this one. Call it before a ticket is written, since the
+// answer may be lost. Known runs' tickets are included.
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
-// Update records a run's state in any phase, and reports whether the queue may have changed.
+// Update records a run's state in any phase, and reports a possible change of the queue.
 func (p *Planner) Update(run Run) bool {
 	p.Remember(run.Ticket)
 	rank := rankOf(&run)
@@ -123,7 +121,7 @@ func (p *Planner) Update(run Run) bool {
 	return true
 }
 
-// Remove forgets a deleted run, and reports whether the queue may have changed. Its ticket is not given
+// Remove forgets a deleted run, and reports a possible change of the queue. Its ticket is not given
 // again.
 func (p *Planner) Remove(uid types.UID) bool {
 	m := p.runs[uid]
@@ -173,7 +171,7 @@ func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[
 // Len returns the number of entries.
 func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
 
-// end is the place in the line from which nothing may start for lack of slots.
+// end is the place from which nothing may start for lack of slots.
 func (p *Planner) end() int {
 	switch {
 	case !p.isFull(Backup):
@@ -197,8 +195,8 @@ func (p *Planner) Next() Decision {
 	}
 	last := p.lastTicket
 	for _, m := range p.line[p.Len():] {
-		// A forged record may have the greatest possible ticket. Equal tickets are ordered by creation;
-		// wrapped ones would jump the queue.
+		// A forged record may have the greatest ticket. Equal tickets are ordered by creation; wrapped
+		// ones would jump the queue.
 		if last < math.MaxInt64 {
 			last++
 		}
@@ -216,7 +214,7 @@ func (p *Planner) Plan() Plan {
 	return plan
 }
 
-// Line yields the runs with slots, the queued ones with their reason, and the New ones.
+// Line yields runs with slots, queued ones with their reason, and New ones.
 func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	return func(yield func(Run, v1alpha1.QueueReason) bool) {
 		p.advance(p.Len())
@@ -228,7 +226,7 @@ func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	}
 }
 
-// EntryAt returns Entries[i] of the Plan, for i from 0 to Len()-1.
+// EntryAt returns Entries[i] of the Plan, for i below Len().
 func (p *Planner) EntryAt(i int) Entry {
 	p.advance(i + 1)
 	m := p.line[i]

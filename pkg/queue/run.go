@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Class is a kind of runs with slots of its own.
+// Class is a kind of runs with own slots.
 type Class int
 
 const (
@@ -29,7 +29,7 @@ func (c Class) String() string { return [classes]string{"backup", "restore"}[c] 
 // PlanSlots bounds the plans at once, besides restores.
 const PlanSlots = 4
 
-// Slots are numbers of slots, or of runs that use them, for each class.
+// Slots are numbers of slots, or of their runs, for each class.
 type Slots [classes]int
 
 // Sum returns the sum of all classes.
@@ -55,16 +55,15 @@ type Run struct {
 	// Phase is the record's; "" is New. The queue ignores phases other than New, Queued, ReadyToStart
 	// and InProgress. Restores have the same names.
 	Phase v1alpha1.BackupPhase
-	// Cancelled means that cancelling was requested. A New or Queued run is then out of the queue. A
-	// ready or running one holds its slot until its phase changes, since it may still read.
+	// Cancelled takes a New or Queued run out of the queue. A ready or running one holds its slot until
+	// its phase changes, since it may still read.
 	Cancelled bool
-	// Ticket is the run's place in the order, or 0. No two runs share one; if they do, the older comes
-	// first, then the lesser name.
+	// Ticket is the run's place in the order, or 0. Of equal tickets, the older run comes first, then
+	// the lesser name.
 	Ticket int64
 
 	CreatedAt time.Time
-	// Version is the version of a New run's record, or 0 if unknown. It orders New runs of the same
-	// second.
+	// Version is a New run's record's, or 0. It orders New runs of one second.
 	Version uint64
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
 	WaitingSince time.Time
@@ -74,7 +73,7 @@ type Run struct {
 
 	// Location is the storage location; the caller fills in the default.
 	Location string
-	// Selection may be shared between runs. Nil is unreadable, and overlaps everything.
+	// Selection may be shared. Nil is unreadable, and overlaps everything.
 	Selection *selection.Namespaces
 	// ClusterScoped is selection.Resources.TouchesClusterScope of a backup, or whether a restore writes
 	// cluster-scoped objects.
@@ -130,12 +129,11 @@ type LocationState struct {
 	Available bool
 	// NoBackups is true if restores may read from it, but no backup may begin.
 	NoBackups bool
-	// Message says why it is unavailable or takes no backups, for administrators, not in tenants'
-	// entries.
+	// Message says why it is unavailable or takes no backups, for administrators, not tenants.
 	Message string
 }
 
-// ErrLimit means that a class has no slot. No other input is refused: one odd record must not stop the
+// ErrLimit means a class without slots. No other input is refused: one odd record must not stop the
 // queue.
 var ErrLimit = errors.New("at least one backup and one restore must be able to run: set --concurrent-backups and --concurrent-restores to 1 or more")
 

@@ -11,13 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Namespaces is a compiled selection of namespaces. A name is selected when an included word matches it
-// and no excluded word does. An empty included list, or `*` in it, matches every name.
+// Namespaces is a compiled selection. A name is selected when an included word matches it and no
+// excluded word does. An empty included list, or `*` in it, matches every name.
 type Namespaces struct {
 	// names are included, and not excluded; sorted, unique.
 	names []string
-	// patterns are the included globs that are not wholly excluded, in order; only `*` if every name is
-	// included.
+	// patterns are the included globs that are not wholly excluded, in order; only `*` for all names.
 	patterns []Pattern
 	// excludes is empty without patterns: names is complete then.
 	excludes wordSet
@@ -27,8 +26,7 @@ type Namespaces struct {
 
 var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 
-// maxCompared bounds a selection's patterns, and excluded patterns, that are compared with other
-// patterns.
+// maxCompared bounds the patterns, and the excluded ones, that are compared with others.
 const maxCompared = 4
 
 // ParseNamespaces compiles the two lists. An error names its field by index below the path `at`, which
@@ -117,15 +115,14 @@ func (n *Namespaces) includesAll() bool {
 	return len(n.patterns) > 0 && n.patterns[0].text == "*"
 }
 
-// Match reports whether the namespace, existing or not, is selected. The empty name of cluster-scoped
-// objects never is.
+// Match reports whether the namespace, existing or not, is selected. The empty name never is.
 func (n *Namespaces) Match(namespace string) bool {
 	_, ok := n.Word(namespace)
 	return ok
 }
 
 // Word returns the included word that selects the namespace: its own name, else the first matching
-// pattern (`*` for an empty list). It is false for an unselected namespace.
+// pattern (`*` for an empty list). It is false for an unselected one.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false
@@ -147,15 +144,15 @@ func (n *Namespaces) named(namespace string) bool {
 }
 
 // All reports whether every namespace is selected, also future ones: nothing is excluded, and the
-// included list is empty or has `*`. Then Velero adds cluster-scoped resources by itself.
+// included list is empty or has `*`. Then Velero adds cluster-scoped resources.
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
 // Loose reports whether its patterns are too expensive to compare: one has several wildcards, or more
 // than four are included or excluded.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
-// Explicit returns the selected names without wildcards, existing or not; sorted, unique, not to be
-// changed.
+// Explicit returns the selected names without wildcards, existing or not; sorted, unique. Don't change
+// them.
 func (n *Namespaces) Explicit() []string {
 	if n == nil {
 		return nil
@@ -163,11 +160,10 @@ func (n *Namespaces) Explicit() []string {
 	return n.names
 }
 
-// Exact reports whether Explicit is all that can be selected.
+// Exact reports whether only Explicit can be selected.
 func (n *Namespaces) Exact() bool { return n != nil && len(n.patterns) == 0 }
 
-// Patterns returns the included words with a wildcard, `*` for an empty list, without wholly excluded
-// ones.
+// Patterns returns the included words with a wildcard, `*` for an empty list, unless wholly excluded.
 func (n *Namespaces) Patterns() []string {
 	if n == nil {
 		return nil
@@ -179,7 +175,7 @@ func (n *Namespaces) Patterns() []string {
 	return words
 }
 
-// Idle returns the patterns that match none of the namespaces.
+// Idle returns the patterns without any of the namespaces.
 func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	for _, p := range n.patterns {
 		if !slices.ContainsFunc(namespaces, p.Match) {
@@ -189,7 +185,7 @@ func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	return idle
 }
 
-// Key returns equal texts only for selections of the same namespaces; "" for nil.
+// Key returns equal texts only for equal selections; "" for nil.
 func (n *Namespaces) Key() string {
 	if n == nil {
 		return ""

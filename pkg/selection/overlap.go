@@ -20,7 +20,7 @@ import (
 //   - two of their patterns can match the same name, and the other selection excludes neither of them
 //     wholly.
 //
-// The last two may say yes for names that several excludes together cover. Two selections of an
+// The last two may say yes for names that several excludes cover together. Two selections of an
 // existing namespace always overlap.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
@@ -39,7 +39,7 @@ func Overlaps(a, b *Namespaces) bool {
 	return false
 }
 
-// namesMatch reports whether b selects a name of a. Without patterns in b it is symmetric.
+// namesMatch reports whether b selects a name of a. It is symmetric if b has no patterns.
 func namesMatch(a, b *Namespaces) bool {
 	if len(b.patterns) == 0 {
 		if len(a.names) > len(b.names) {
@@ -50,7 +50,7 @@ func namesMatch(a, b *Namespaces) bool {
 	return slices.ContainsFunc(a.names, b.Match)
 }
 
-// conflictingPatterns yields the pairs of patterns of the last rule of Overlaps.
+// conflictingPatterns yields the pairs of the last rule of Overlaps.
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
@@ -65,8 +65,8 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 }
 
 // Shared yields the conflict of two overlapping selections, sorted and lazily: the existing (sorted)
-// and named namespaces that both select, else patterns that can match the same name, else the words of
-// the selection of all. If one is unreadable, everything in the other is in conflict.
+// and named namespaces that both select, else patterns that can match one name, else the words of the
+// selection of all. If one is unreadable, everything in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false
@@ -94,7 +94,7 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 		if a == nil && b == nil {
 			return
 		}
-		// A selection without patterns selects only its names.
+		// Without patterns, a selection selects only its names.
 		var lists [3][]string
 		switch {
 		case a.Exact():
@@ -112,7 +112,7 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 	}
 }
 
-// maxSharedWords bounds the shown patterns: 32 may meet 32 others.
+// maxSharedWords bounds the shown patterns: 32 may meet 32.
 const maxSharedWords = 64
 
 func sharedWords(a, b *Namespaces) []string {

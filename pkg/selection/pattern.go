@@ -22,14 +22,13 @@ import (
 type Pattern struct {
 	text  string
 	elems []element
-	// prefix and suffix are the literals before the first and after the last wildcard. They decide most
-	// questions.
+	// prefix and suffix are the literals around all wildcards. They decide most questions.
 	prefix, suffix string
 	// wildcards counts each "*", "?" and pair of brackets.
 	wildcards int
 }
 
-// element is a set of characters at one position, one bit for each.
+// element is a set of characters, one bit for each.
 type element uint64
 
 const (
@@ -41,7 +40,7 @@ const (
 	maxName = validation.DNS1123LabelMaxLength
 )
 
-// char returns the set of c alone, or 0 when no namespace name has c.
+// char returns the set of c alone, or 0 if no name has c.
 func char(c byte) element {
 	switch {
 	case 'a' <= c && c <= 'z':
@@ -54,8 +53,8 @@ func char(c byte) element {
 	return 0
 }
 
-// ParsePattern reads a word. It refuses the empty word, `**`, bad brackets, characters that no
-// namespace name has, and patterns without a valid name. The error does not repeat the word.
+// ParsePattern refuses the empty word, `**`, bad brackets, characters that no namespace has, and
+// patterns without a valid name. The error does not repeat the word.
 func ParsePattern(word string) (Pattern, error) {
 	p := Pattern{text: word, prefix: word, suffix: word}
 	if word == "" {
@@ -79,7 +78,7 @@ func ParsePattern(word string) (Pattern, error) {
 		}
 		rest = rest[width:]
 		if e != anyRun {
-			// Refused before the search below, to bound its cost.
+			// Before the search below, to bound its cost.
 			if chars++; chars > maxName {
 				return Pattern{}, fmt.Errorf("matches no namespace: names have at most %d characters", maxName)
 			}
@@ -115,7 +114,7 @@ func parseElement(s string) (element, int, error) {
 	return e, 1, err
 }
 
-// parseBrackets reads `[...]` at the start of s. A hyphen only separates a range, as in path.Match.
+// parseBrackets reads `[...]`. A hyphen only separates a range, as in path.Match.
 func parseBrackets(s string) (element, int, error) {
 	var set element
 	i := 1
@@ -168,7 +167,7 @@ func parseChar(s string) (element, error) {
 // String returns the word as written.
 func (p Pattern) String() string { return p.text }
 
-// Match reports whether the name matches. An invalid length or character matches nothing.
+// Match reports whether the name matches. An invalid name matches nothing.
 func (p Pattern) Match(name string) bool {
 	if len(name) == 0 || len(name) > maxName || !strings.HasPrefix(name, p.prefix) || !strings.HasSuffix(name, p.suffix) {
 		return false
@@ -182,11 +181,11 @@ func (p Pattern) Match(name string) bool {
 	return covers(p.elems, buf[:len(name)])
 }
 
-// Covers reports whether p matches every name that q matches. It compares by element, so it may wrongly
-// say no (`?*` and `*`), never yes.
+// Covers reports whether p matches every name of q. It compares by element, so it may wrongly say no
+// (`?*` and `*`), never yes.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
-// only returns the one name that a pattern of brackets around single characters matches; else "".
+// only returns the only name of a pattern of brackets around single characters, or "".
 func (p Pattern) only() string {
 	if strings.ContainsAny(p.text, "*?") {
 		return ""
@@ -252,9 +251,8 @@ const (
 	nLast
 )
 
-// intersect walks the product of the two patterns as automata and of the rules for a DNS label, breadth
-// first by length. Each state is visited at its shortest length, so the length limit is exact. It has
-// at most 3·len(p)·len(q) states.
+// intersect walks the product of the patterns' and a DNS label's automata, breadth first by length.
+// Each state, at most 3·len(p)·len(q), is visited at its shortest length, so the length limit is exact.
 func intersect(p, q []element) bool {
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)

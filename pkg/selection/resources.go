@@ -14,13 +14,13 @@ import (
 )
 
 // ResourceLists are a spec's resource filters: the first three are the old style, the others the new
-// style, which excludes the old.
+// style. They exclude each other.
 type ResourceLists struct {
 	// IncludedResources and ExcludedResources apply to both scopes. An empty included list, or `*` in
 	// it, means all.
 	IncludedResources, ExcludedResources []string
-	// IncludeClusterResources: true takes all cluster-scoped resources that the lists allow, false
-	// none, nil takes them only in a backup of all namespaces.
+	// IncludeClusterResources, if true, takes all cluster-scoped resources that the lists allow, if
+	// false none, if nil only in a backup of all namespaces.
 	IncludeClusterResources *bool
 
 	// An empty included list, or `*` in it, means all.
@@ -30,15 +30,15 @@ type ResourceLists struct {
 	IncludedClusterScopedResources, ExcludedClusterScopedResources []string
 }
 
-// Resolver returns the resource of a word: a plural with or without group, a singular, a short name or
-// a kind; false for an unknown word.
+// Resolver returns the resource of a plural with or without group, singular, short name or kind; false
+// if unknown.
 type Resolver func(word string) (schema.GroupResource, bool)
 
 // Resources is a compiled selection of resource types.
 //
-// A word without a wildcard means the resource that the Resolver finds, as in Velero. An unknown word,
-// or any word before Bind, means resources with this `plural.group` or `plural`. A wildcard matches
-// `plural.group` (`plural` for the core group).
+// A word without a wildcard means the Resolver's resource, as in Velero. An unknown word, or any word
+// before Bind, means resources with this `plural.group` or `plural`. A wildcard matches `plural.group`
+// (`plural` for the core group).
 type Resources struct {
 	oldStyle       bool
 	includeCluster *bool
@@ -151,7 +151,7 @@ func resourceWordProblem(word string) string {
 	return ""
 }
 
-// Bind returns the selection with resolved words, once per run, by the discovery at its start.
+// Bind returns the selection with resolved words, once per run, at its start.
 func (r *Resources) Bind(resolve Resolver) *Resources {
 	bind := func(words []resourceWord) []resourceWord {
 		bound := make([]resourceWord, 0, len(words))
@@ -183,8 +183,7 @@ func (r *Resources) Bind(resolve Resolver) *Resources {
 // Cluster-scoped, new style: not excluded, and included, or `namespaces`, or nothing is listed in a
 // backup of all namespaces and all namespace-scoped resources.
 //
-// A word of the other scope matches nothing. Velero drops it, so that a list of only such words means
-// all.
+// A word of the other scope matches nothing. Velero drops it: a list of only such words means all.
 func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case r.oldStyle && !namespaced && !r.autoOrWanted(gr):
@@ -199,7 +198,7 @@ func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	return gr == namespacesResource || matchAny(r.cluster.included, gr) || r.fullBackup()
 }
 
-// autoOrWanted is the old style's rule for a cluster-scoped resource, without the lists.
+// autoOrWanted is the old style's rule for cluster-scoped resources, without the lists.
 func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 	if r.includeCluster != nil {
 		return *r.includeCluster
@@ -215,7 +214,7 @@ func (r *Resources) fullBackup() bool {
 }
 
 // IncludedRelated reports whether an object that another needs, such as a claim's volume, may be
-// included, although its resource is not collected.
+// included, even if its resource is not collected.
 //
 // A namespaced one must be included; the caller checks its namespace. A namespace always may. Another
 // cluster-scoped one may unless it is excluded by name. In the old style it also may not if
@@ -236,9 +235,9 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 	return r.both.includes(gr)
 }
 
-// TouchesClusterScope reports whether the backup may collect cluster-scoped resources; two such backups
-// overlap in the queue. Selected namespaces and their claims' volumes don't count. Only the words
-// decide, so that every process computes the same queue. It may say yes for words that match nothing.
+// TouchesClusterScope reports whether the backup may collect cluster-scoped resources, besides selected
+// namespaces and their claims' volumes; two such backups overlap in the queue. Only the words decide,
+// so that every process computes the same queue. It may say yes for words that match nothing.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
 		// Any resource but namespaces: the lists may allow it or not.
@@ -247,11 +246,11 @@ func (r *Resources) TouchesClusterScope() bool {
 	return len(r.cluster.included) > 0 || r.fullBackup()
 }
 
-// addedByVelero are words that Velero excludes itself in each backup of the new style. They change
-// nothing, since neither resource is taken unless named.
+// addedByVelero are words that Velero excludes itself in the new style. They change nothing, since
+// neither resource is taken unless named.
 var addedByVelero = sets.New("volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io")
 
-// AddedByVelero reports whether Velero adds an excluded word by itself.
+// AddedByVelero reports whether Velero itself adds an excluded word.
 func AddedByVelero(word string) bool { return addedByVelero.Has(word) }
 
 func (l wordLists) excludedByUser() (count int) {

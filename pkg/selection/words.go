@@ -10,15 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The limits of each list bound the time of all computations here, so that no list makes other users
-// wait.
+// The limits of each list bound all computations here, so that no list makes others wait.
 const (
 	// MaxWords bounds the words of a list.
 	MaxWords = 1000
-	// MaxPatterns bounds the words with a wildcard. Each is compared with each word of the other list,
-	// and one of namespaces with the words of all queued backups.
+	// MaxPatterns bounds words with a wildcard. Each is compared with the other list's words, and in
+	// namespaces with the words of all queued backups.
 	MaxPatterns = 32
-	// MaxWordLength is the longest name of a resource with its group.
+	// MaxWordLength is the longest resource with its group.
 	MaxWordLength = 253
 )
 

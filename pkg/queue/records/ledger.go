@@ -21,22 +21,21 @@ import (
 
 const (
 	// LedgerName is the ledger, a ConfigMap in the system namespace with the runs that were started and
-	// have not ended. It also has the controller's settings for the API server.
+	// have not ended, and with the controller's settings for the API server.
 	LedgerName = "holdfast-queue"
-	// StartedKey is its key for the entries: a JSON list of Starts.
+	// StartedKey has the entries: a JSON list of Starts.
 	StartedKey = "started"
-	// LeaderKey is its key for the writing controller process. Another process's writes came before, or
-	// fail.
+	// LeaderKey has the writing controller process. Another process's writes came before, or fail.
 	LeaderKey = "leader"
-	// ConcurrentBackupsKey and ConcurrentRestoresKey are its keys for the numbers of slots.
+	// ConcurrentBackupsKey and ConcurrentRestoresKey have the numbers of slots.
 	ConcurrentBackupsKey  = "concurrentBackups"
 	ConcurrentRestoresKey = "concurrentRestores"
-	// DefaultConcurrentBackups and DefaultConcurrentRestores are the default numbers of slots.
+	// DefaultConcurrentBackups and DefaultConcurrentRestores are default slots.
 	DefaultConcurrentBackups  = 1
 	DefaultConcurrentRestores = 4
 )
 
-// Start is a run in the ledger, until the run is known to have ended, or is queued again.
+// Start is a run in the ledger, until it is known to have ended, or queued again.
 type Start struct {
 	// UID and Name are the BackupRun's, or the RestoreRun's if Restore is true.
 	UID     types.UID   `json:"uid"`
@@ -89,7 +88,7 @@ func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, er
 	return ledger, nil
 }
 
-// Started returns the uids of the ledger's runs, to show the queue: none if it can't be read.
+// Started returns the ledger's runs, to show the queue: none if it is unreadable.
 func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
 	starts, _ := Ledger(ledger)
 	uids := sets.New[types.UID]()
@@ -112,7 +111,7 @@ var DefaultLimits = queue.Slots{queue.Backup: DefaultConcurrentBackups, queue.Re
 
 var limitKeys = [...]string{queue.Backup: ConcurrentBackupsKey, queue.Restore: ConcurrentRestoresKey}
 
-// Limits returns the ledger's numbers of slots, or the default.
+// Limits returns the ledger's numbers of slots, or the defaults.
 func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	limits := DefaultLimits
 	for class, key := range limitKeys {
@@ -126,7 +125,7 @@ func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	return limits
 }
 
-// SetLimits writes the numbers of slots into the ledger.
+// SetLimits writes the numbers of slots.
 func SetLimits(ledger *corev1.ConfigMap, limits queue.Slots) {
 	for class, key := range limitKeys {
 		ledger.Data[key] = strconv.Itoa(limits[class])

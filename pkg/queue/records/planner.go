@@ -18,7 +18,7 @@ import (
 )
 
 // Planner is the queue's Planner, told of records. It is not safe for concurrent use. It knows a run
-// until RemoveRun, even if another record has the same name.
+// until RemoveRun, even if another record has its name.
 type Planner struct {
 	*queue.Planner
 
@@ -70,7 +70,7 @@ func (p *Planner) Knows(run enginev1alpha1.QueuedRun) bool {
 	return p.selected[run.GetUID()] != nil || !inQueue(run)
 }
 
-// Load returns a namespace's load, with the records named in coming, which are being created.
+// Load returns a namespace's load, with records that are being created, named in coming.
 func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[string]) Load {
 	load := p.loads[place{class, namespace}]
 	for name := range coming {
@@ -81,8 +81,8 @@ func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[stri
 	return load
 }
 
-// UpdateRun records a run's state, and reports whether the queue may have changed. An unknown selection
-// is parsed unless given; a caller with a contended lock gives it.
+// UpdateRun records a run's state, and reports a possible change of the queue. It parses an unknown
+// selection, unless a caller with a contended lock gives it.
 func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) bool {
 	uid := run.GetUID()
 	if known := p.runs[uid]; known != nil {
@@ -102,7 +102,7 @@ func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) b
 	return p.Update(p.compile(run))
 }
 
-// RemoveRun forgets a run, and reports whether the queue may have changed.
+// RemoveRun forgets a run, and reports a possible change of the queue.
 func (p *Planner) RemoveRun(uid types.UID) bool {
 	run := p.runs[uid]
 	if run == nil {
@@ -132,7 +132,7 @@ func (p *Planner) count(run enginev1alpha1.QueuedRun, n int) {
 	}
 }
 
-// SetStarted sets the runs in the ledger. The Planner keeps the set: don't change it.
+// SetStarted sets the runs in the ledger. Don't change the set.
 func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	before := p.started
 	p.started = started
