@@ -15,12 +15,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// Writers to a bucket may store any number of backups. So each location has a bound for backups that
-// neither this nor a trusted cluster has signed. They are kept in an order that depends only on the
-// store's content, up to the first that does not fit.
-//
-// An omitted backup counts as present. It is read again when there is room, or the trusted clusters
-// change.
+// Each location has a bound for backups that neither this nor a trusted cluster has signed:
+// docs/catalogue.md ("Backups that others write"). Their order depends only on the store's content; the
+// first that does not fit, and all later ones, are omitted. They count as present, and are read again
+// when there is room, or the trusted clusters change.
 
 // DefaultForeignBytes is the default of SetForeignBytes.
 const DefaultForeignBytes = 64 << 20

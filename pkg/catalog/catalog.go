@@ -2,16 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure state:
-// package refresh puts in what it reads; objects and changes come out.
+// package refresh puts in what it reads; objects and changes come out. See docs/catalogue.md.
 //
 // An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
 // volume without one. A "bare" entry is the folder of one volume, as in Longhorn. An unreadable backup
-// is one row. docs/catalogue.md says when missing backups leave, and how much is kept of foreign ones.
+// is one row.
 //
 // Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace if
 // a cluster trusted for it has signed it, else in the system namespace. A namespace's objects name only
-// its own backups, and give others a pseudonym. The system namespace, and lists over all namespaces,
-// name all.
+// its own backups, and give others a pseudonym, except in the system namespace and in lists over all
+// namespaces.
 package catalog
 
 import (

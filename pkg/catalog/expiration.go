@@ -38,8 +38,8 @@ func changed(key string) (storeName string, ok bool) {
 }
 
 // ObserveChanges takes the listed keys of expiration changes, or a Crowd, of entries whose names holds
-// accepts; nil accepts all. It follows ObserveListing. It returns the store names of backups with new
-// changes. A change is never rewritten.
+// (nil: all) accepts, after ObserveListing. It returns the store names of backups with new changes. A
+// change is never rewritten.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {

@@ -1,14 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package encryption encrypts the tarballs of backups with age, and reads them.
+// Package encryption encrypts the tarballs of backups with age, and reads them: docs/format.md
+// ("Encryption").
 //
 //   - A tarball is encrypted for the location's recovery keys, and for a key of the cluster.
 //   - The cluster's private key is in a Secret. Keys recovered from a store are in another one, and
 //     only decrypt: nothing is encrypted for a key that a store has named.
-//   - Holdfast reads with the cluster's key only, since the manifest's digests depend on it. With a
-//     recovery key, age decrypts the tarball.
-//   - Single objects are read by ranges: offsets count decrypted bytes.
+//   - Holdfast reads with the cluster's key only, since the manifest's digests depend on it.
 package encryption
 
 import (

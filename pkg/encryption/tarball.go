@@ -106,9 +106,9 @@ func tarballKey(storeName string, by *v1alpha1.BackupEncryption) string {
 	return format.EncryptedTarballKey(storeName)
 }
 
-// digests is the key of a manifest's digests; nil for plain ones. A reader of the store must not learn
-// a short Secret by trying: so an encrypted backup's digests have a key. All backups of a cluster have
-// the same one, so that equal objects have equal digests.
+// digests is the key of a manifest's digests; nil for plain ones. With a key, no reader of the store
+// learns a short Secret by trying. All backups of a cluster have the same key, so that equal objects
+// have equal digests.
 type digests []byte
 
 func digestsOf(identity *age.X25519Identity) digests {
@@ -156,9 +156,8 @@ type sealed struct {
 	identity       age.Identity
 }
 
-// Open opens a backup's tarball, which is encrypted if by is set. That takes two requests up to 128
-// KiB, three beyond, and none without encryption. It fails with ErrNoKey, ErrDamaged, or an error of
-// the store.
+// Open opens a backup's tarball, which is encrypted if by is set: then by two requests up to 128 KiB,
+// else three, otherwise by none. It fails with ErrNoKey, ErrDamaged, or an error of the store.
 func Open(ctx context.Context, from Store, storeName string, by *v1alpha1.BackupEncryption, keys Source) (*Tarball, error) {
 	t := &Tarball{Key: tarballKey(storeName, by), from: from}
 	if by == nil {

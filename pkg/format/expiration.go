@@ -20,8 +20,8 @@ import (
 )
 
 // A stored backup's expiration can change, and its volumes can be deleted, each time by a signed object
-// beside the folder, created once with the next number. It has the whole state, so only the trusted
-// change with the greatest number counts.
+// beside the folder: docs/format.md ("Changes of the expiration"). It has the whole state, so only the
+// trusted change with the greatest number counts.
 
 const (
 	// MaxExpirationBytes bounds a change, which may name each volume.

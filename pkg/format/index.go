@@ -17,12 +17,10 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index has the contents of a location's backups in a few objects. Without a valid index, a
-// reader reads the backups.
-//
-// No object is written twice. Segments are named by their digest, heads by increasing numbers. The
-// newest head names the segments, and holds newer entries. Its first line is a signed document with the
-// digest of the rest.
+// A cluster's index has the contents of a location's backups in a few objects: docs/format.md
+// ("Indexes"). No object is written twice. Segments are named by their digest, heads by increasing
+// numbers. The newest head names the segments, and holds newer entries. Its first line is a signed
+// document with the digest of the rest.
 
 const (
 	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects.

@@ -17,12 +17,10 @@ import (
 	"unicode/utf16"
 )
 
-// AnnotationSignature has an Ed25519 signature (RFC 8032, base64) of the metadata's canonical form
-// without it. The public key is an annotation, too: so the metadata alone proves that it is unchanged.
-// The reader decides whether to trust the signer.
-//
-// The canonical form is RFC 8785's, for numbers that are exact integers. It begins with apiVersion and
-// kind, so a signature fits no other kind of document.
+// AnnotationSignature has an Ed25519 signature of the metadata's canonical form without it:
+// docs/format.md ("The signature"). The public key is an annotation, too, but the reader decides
+// whether to trust the signer. The canonical form is RFC 8785's, for exact integers. It begins with
+// apiVersion and kind, so a signature fits no other kind.
 
 const maxInteger = 1<<53 - 1
 

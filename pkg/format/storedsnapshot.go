@@ -28,7 +28,7 @@ const (
 )
 
 // StoredSnapshot describes a volume's cut as Velero stores it, of a block device or a file system.
-// Neither object may delete the stored snapshot. By the label of the backup's name, which they lack,
+// Neither object may delete the stored snapshot. With the label of the backup's name, which they lack,
 // Velero would delete it with its record of the backup.
 func StoredSnapshot(volume *Volume, block bool) (snapshot, content *unstructured.Unstructured) {
 	of, cut := volume.Snapshot, volume.Snapshot.Cut

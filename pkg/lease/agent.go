@@ -39,10 +39,9 @@ func AgentLease(node string) string {
 }
 
 // HoldNode holds the Lease of a node's agent during work, and returns after it. The former holder loses
-// it at once. The work's context ends with ctx, or with the Lease: then the error is ErrLost.
-//
-// Renewals write status to StatusAnnotation, changes at most every 10 s. status is called often, from
-// one goroutine at a time.
+// it at once. The work's context ends with ctx, or with the Lease: then the error is ErrLost. Renewals
+// write status to StatusAnnotation, changes at most every 10 s. status is called often, never
+// concurrently.
 func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, status func() string, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: AgentLease(node), identity: identity, duration: agentLeaseDuration,

@@ -27,8 +27,7 @@ const (
 var ErrHeld = errors.New("another process is at it")
 
 // Exclusively works while it holds a Lease, and returns after the work. A live holder causes ErrHeld; a
-// dead one's Lease is taken after a minute without change. The work's context ends with ctx, or with
-// the Lease: then the error is ErrLost.
+// dead one's Lease is taken after a minute without change. The work's context ends as in Lead.
 func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, name, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: name, identity: identity, duration: exclusiveDuration,

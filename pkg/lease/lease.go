@@ -2,17 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package lease tells by Leases whether a process may still work: the controller, a node's agent, a
-// repository's maintenance, the serving replica of the API server. docs/design/fences.md lists what
-// depends on it.
+// repository's maintenance, the serving replica of the API server. See docs/design/fences.md.
 //
 //  1. A process stops when its deadline has passed without a renewal. Another takes a Lease that it has
 //     seen unchanged for longer, by an update of that version.
-//  2. A process gives its Lease back after its work, also Lasting work, so the next need not wait.
+//  2. A process gives its Lease back after its work, also Lasting work.
 //  3. A process never renews or recreates a lost Lease.
 //
 // Only durations are compared, by the monotonic and the wall clock: the former stops in a sleeping
-// machine. A jump of the wall clock may stop a process needlessly. A process checks every 250 ms; Holds
-// checks at once, Leads asks the cluster. A manual deletion lets two work until the next renewal.
+// machine. A process checks every 250 ms; Holds checks at once, Leads asks the cluster. After a manual
+// deletion, two work until the next renewal.
 package lease
 
 import (
@@ -224,8 +223,8 @@ func Before(ctx context.Context) Predecessor {
 	return Predecessor{}
 }
 
-// Lasting returns a context for work that is nearly done: it outlasts ctx by longer, but ends with the
-// Lease. The Lease is not given back before, so no other process has begun. The caller cancels it.
+// Lasting returns a context that outlasts ctx by longer, for work that is nearly done, but ends with
+// the Lease. The Lease is given back later, so no other process has begun. The caller cancels it.
 func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}

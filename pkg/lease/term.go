@@ -54,14 +54,12 @@ type ElectionConfig struct {
 
 // Election makes one of several replicas serve, for a Term.
 //
-//  1. At most one replica admits requests and writes answers: for Validity after it sent its last
-//     successful renewal.
+//  1. At most one replica admits requests and writes answers: for Validity after it sent its last renewal.
 //  2. A paused replica notices: each request and each piece of an answer checks the clocks.
 //  3. A stopping replica admits none, waits for the admitted ones, and gives the Lease back.
-//  4. Versions of a term exceed all earlier ones: an annotation of the Lease is above all issued
-//     versions, and a new term begins there, or at its clock.
+//  4. Versions of a term exceed all earlier ones: an annotation of the Lease does, too.
 //
-// After a manual change of the Lease, two may serve until the next renewal. After a deletion only
+// After a manual change of the Lease, two may serve until the next renewal; after a deletion only
 // clocks separate the versions.
 type Election struct {
 	config  ElectionConfig

@@ -4,10 +4,8 @@
 // Package manifest is the graph of a backup's objects: identity, owners, references, reason, and
 // position of the bytes. It is read without the tarball. The types follow Velero's design
 // (design/graph-manifest.md in its repository), which was not built; docs/format.md lists the
-// differences.
-//
-// A manifest is sorted by kind, namespace and name, so two are compared in one pass and one item is
-// found by three reads.
+// differences. It is sorted by kind, namespace and name, so two are compared in one pass and one item
+// is found by three reads.
 package manifest
 
 import (

@@ -34,9 +34,8 @@ const (
 	indexBudget = maxIndexBytes / 2
 )
 
-// Writer collects a backup's items, compressed, about 80 bytes each, with one open member of up to 192
-// KiB for each kind. Larger items share 128 MiB; beyond that an item keeps its identity. It is not safe
-// for concurrent use.
+// Writer collects a backup's items, compressed, in bounded memory: docs/format.md ("The manifest").
+// Beyond that an item keeps its identity. It is not safe for concurrent use.
 type Writer struct {
 	// Comment goes into the header of the first gzip member.
 	Comment string
@@ -303,15 +302,14 @@ func decompress(compressed []byte) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// The document is one JSON value in several gzip members:
+// The document is one JSON value in several gzip members (docs/format.md, "The manifest"):
 //
 //	{"version":1,"items":[
 //	ITEM,            a line for each, in order, in members of 64 KiB
 //	...
 //	],"index":[{"kind":KIND,"first":NAMESPACE/NAME,"at":OFFSET,"size":BYTES}, ...]}
 //
-// The index has the first item and the position of each member. The last member is empty; its header's
-// extra field has the position of the index, as eStargz's footer
+// The last member is empty; its header's extra field has the position of the index, as eStargz's footer
 // (github.com/containerd/stargz-snapshotter, docs/estargz.md).
 const (
 	separator = ",\n"

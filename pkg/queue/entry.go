@@ -88,8 +88,8 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 
 // Redact returns the entry for readers of its namespace; requests over all namespaces get the entry
 // itself. An entry of the system namespace is unchanged. Others name their own namespace's blockers and
-// count the rest. They show the conflicting words of their own selection, and only the name of a
-// storage location.
+// count the rest. They show conflicting words of their own selection, and only the name of a storage
+// location.
 func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e

@@ -15,10 +15,8 @@ import (
 )
 
 // Planner is told of changes, and plans for the present records. A change costs what it touches;
-// entries are explained on request.
-//
-// It keeps each run's last state, and the greatest ticket. So the order of changes does not matter, and
-// a new Planner with the same records continues.
+// entries are explained on request. It keeps each run's last state, and the greatest ticket: so the
+// order of changes does not matter, and a new Planner with the same records continues.
 //
 // It is not safe for concurrent use, not even to read.
 type Planner struct {

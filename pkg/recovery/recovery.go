@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store. They
-// are encrypted for recovery keys: public keys of age, whose private halves are outside the cluster. A
+// Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store,
+// encrypted for recovery keys: public keys of age, whose private halves are outside the cluster. A
 // private one recovers all keys of the store.
 package recovery
 

@@ -32,9 +32,9 @@ const maxCompared = 4
 // ParseNamespaces compiles the two lists. An error names its field by index below the path `at`, which
 // may be nil: `spec.includedNamespaces[2]`.
 //
-// It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It refuses
-// `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to back up only
-// cluster-scoped objects, exclude `*` from the namespace-scoped resources.
+// It accepts Velero's lists, and `*` beside other included words. It refuses `*` as an excluded word, a
+// word in both lists, and, unlike Velero, the empty word; for only cluster-scoped objects, exclude `*`
+// from the namespace-scoped resources.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
 	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {

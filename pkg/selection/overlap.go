@@ -10,18 +10,15 @@ import (
 )
 
 // Overlaps reports whether two selections may ever select one namespace, existing or not. Only the
-// words decide, so a new namespace never changes the answer.
-//
-// They overlap if
+// words decide, so a new namespace never changes the answer. They overlap if
 //
 //   - one is unreadable (nil), or selects all namespaces without an exclude;
 //   - one names a namespace that the other selects;
 //   - both have patterns, and one is Loose;
-//   - two of their patterns can match the same name, and the other selection excludes neither of them
+//   - two of their patterns can match one name, and the other selection excludes neither of them
 //     wholly.
 //
-// The last two may say yes for names that several excludes cover together. Two selections of an
-// existing namespace always overlap.
+// The last two may say yes for names that several excludes cover together.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
 		return true

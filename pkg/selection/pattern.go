@@ -13,7 +13,7 @@ import (
 )
 
 // Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes and
-// negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
+// negation.
 //
 // Invariants of ParsePattern:
 //

@@ -62,7 +62,7 @@ var namespacesResource = schema.GroupResource{Resource: "namespaces"}
 //
 // Like Velero it refuses both styles together, and a word in both lists of a pair. It refuses `*` among
 // the old style's excluded resources, and an excluded `*` of the new style beside another word of the
-// pair. It accepts `*` beside other included words, as Velero's documentation and unlike its code.
+// pair. It accepts `*` beside other included words, unlike Velero's code.
 func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path) (*Resources, field.ErrorList) {
 	oldStyle := lists.IncludeClusterResources != nil || len(lists.IncludedResources) > 0 || len(lists.ExcludedResources) > 0
 	var errs field.ErrorList
@@ -177,8 +177,8 @@ func (r *Resources) Bind(resolve Resolver) *Resources {
 //
 // Namespaced: not excluded, and included or nothing included by name.
 //
-// Cluster-scoped, old style: the same, unless includeClusterResources is false, or is nil in a backup
-// of some namespaces; then only `namespaces` is subject to the lists.
+// Cluster-scoped, old style: the same, unless includeClusterResources is false, or nil in a backup of
+// some namespaces; then only `namespaces` is subject to the lists.
 //
 // Cluster-scoped, new style: not excluded, and included, or `namespaces`, or nothing is listed in a
 // backup of all namespaces and all namespace-scoped resources.
@@ -214,11 +214,10 @@ func (r *Resources) fullBackup() bool {
 }
 
 // IncludedRelated reports whether an object that another needs, such as a claim's volume, may be
-// included, even if its resource is not collected.
-//
-// A namespaced one must be included; the caller checks its namespace. A namespace always may. Another
-// cluster-scoped one may unless it is excluded by name. In the old style it also may not if
-// includeClusterResources is false, or is nil and a list of included resources omits it.
+// included, even if its resource is not collected. A namespaced one must be included; the caller checks
+// its namespace. A namespace always may. Another cluster-scoped one may unless excluded by name, or, in
+// the old style, if includeClusterResources is false, or is nil and a list of included resources omits
+// it.
 func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case namespaced:
@@ -237,7 +236,7 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 
 // TouchesClusterScope reports whether the backup may collect cluster-scoped resources, besides selected
 // namespaces and their claims' volumes; two such backups overlap in the queue. Only the words decide,
-// so that every process computes the same queue. It may say yes for words that match nothing.
+// so every process computes the same queue. It may say yes for words that match nothing.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
 		// Any resource but namespaces: the lists may allow it or not.

@@ -38,8 +38,8 @@ const (
 // asOfBackend shows a versioned bucket of S3 as it was at an instant: of each key the newest version
 // until then, unless that is a delete marker. It writes nothing.
 //
-// Some stores round times to seconds. Of versions with one time, the last is shown, and a version
-// before a delete marker, if neither is the latest.
+// Of versions with one time, since some stores round, the last is shown, and a version before a delete
+// marker, if neither is the latest.
 type asOfBackend struct {
 	client *s3.Client
 	name   string

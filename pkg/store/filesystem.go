@@ -36,10 +36,9 @@ const (
 )
 
 // filesystemBackend keeps each object in a file. It opens the folder for each operation, since it may
-// be mounted at any time; only Bucket.Folder's stays open. No symbolic link leads out of it.
+// be mounted at any time; only Bucket.Folder's stays open. No symbolic link leads out.
 //
-// The store of gocloud.dev lists incompletely, shows unfinished files, races in exclusive writes, and
-// does not sync.
+// The store of gocloud.dev lists incompletely, shows unfinished files, races, and does not sync.
 type filesystemBackend struct {
 	path     string
 	open     *os.Root // of a Folder

@@ -35,9 +35,9 @@ const (
 	speaksGCS   = "the protocol of Google Cloud Storage"
 )
 
-// gcsBackend keeps objects in a bucket of Google Cloud Storage, with the generation as version, by
-// Google's client of the JSON API. The larger cloud.google.com/go/storage repeats requests without a
-// bound, takes a missing bucket for a missing object, and links gRPC and xDS.
+// gcsBackend keeps objects in a bucket of Google Cloud Storage, with the generation as version. The
+// larger client cloud.google.com/go/storage repeats requests without a bound, takes a missing bucket
+// for a missing object, and links gRPC and xDS.
 type gcsBackend struct {
 	objects  *gcs.ObjectsService
 	client   *http.Client

@@ -33,22 +33,10 @@ const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 // kopiaFormat opens a repository. It is created without Kopia.
 const kopiaFormat = "kopia.repository"
 
-// isLocked reports whether the object of a key, below the location's prefix, is written with a lock. In
-// a bucket with object lock a write makes a version, and a removal hides it: neither is refused. So
-// even objects that are rewritten may be locked.
-//
-//	objects                                locked  why
-//	backups/NAME/, all of them             yes     a restore needs them; the owner's mark, too, is written once
-//	metadata/holdfast/store.json           yes     without it the store is not recognized
-//	metadata/holdfast/keys/                yes     they open all repositories when the cluster is lost
-//	kopia/NAMESPACE/, packs and indexes    yes     by Kopia's own rule: see package repository
-//	kopia/NAMESPACE/kopia.repository       yes     it opens the repository; its key changes rarely
-//	kopia/NAMESPACE/, all other            no      rewritten by each maintenance, or derived
-//	metadata/holdfast/index/               no      derived from backups/, and rewritten
-//	metadata/holdfast/claims/, probes/     no      rewritten each minute; removed at once
-//	metadata/holdfast/removals/            no      requests, which are removed when they are done
-//
-// A forged or removed removal request harms no backup: the versions stay.
+// isLocked reports whether the object of a key, below the location's prefix, is written with a lock:
+// docs/lock.md lists these. With object lock a write makes a version, and a removal hides it: neither
+// is refused. So even objects that are rewritten may be locked, and forged or removed requests harm no
+// backup.
 func isLocked(key string) bool {
 	return strings.HasPrefix(key, format.BackupsPrefix) || key == format.StoreIdentityKey || strings.HasPrefix(key, format.WrappedKeysPrefix) ||
 		strings.HasPrefix(key, format.RepositoriesPrefix) && path.Base(key) == kopiaFormat
@@ -113,9 +101,9 @@ func (l *locking) add(ctx context.Context, request any) error {
 	return nil
 }
 
-// end returns the end of a lock that begins now. The store's last answer gives its time to the second,
-// and this process's monotonic clock counts from there: so a wrong or corrected clock here shortens no
-// lock. An answer's way, and the machine's sleep since then, are lost.
+// end returns the end of a lock that begins now. The store's last answer gives its time, and this
+// process's monotonic clock counts from there: so a wrong clock here shortens no lock. docs/lock.md has
+// the errors.
 func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, error) {
 	read := l.read.Load()
 	if read == nil && l.ask != nil {
@@ -186,7 +174,7 @@ func (b *Bucket) CheckLock(ctx context.Context) error {
 }
 
 // ExtendLock ensures that an object is locked for at least a time from now, by the store's clock, and
-// returns the end. An earlier end is extended by the location's period. The mode stays. It fails with
+// returns the end. An earlier end is extended by the location's period; the mode stays. It fails with
 // ErrNotFound for a missing object.
 func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration) (time.Time, error) {
 	if err := b.checkKey(ctx, key); err != nil {

@@ -119,7 +119,6 @@ type Remover interface {
 	// later object stays, with ErrChanged.
 	//
 	// S3, GCS and Azure compare and remove atomically. Otherwise a process that is paused in between
-	// may remove a later object. A folder store moves the object aside, compares it, and moves a later
-	// one back; a process killed in between loses that one.
+	// may remove a later object, and a folder store that is killed in between loses it.
 	Delete(ctx context.Context, object Object) error
 }

@@ -27,9 +27,8 @@ import (
 //	entries = count { name stamp rows length JSON } rows
 //	columns = count { number length { value } }
 //
-// Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes. The
-// rows have the volumes of all entries; each column has a value for each row. Repeated strings are
-// numbers into strings.
+// Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes. Each
+// column has a value for each row of all entries. Repeated strings are numbers into strings.
 
 const (
 	header     = "HFCI\x01"

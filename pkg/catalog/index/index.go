@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package index keeps the contents of a location's backups in a few objects, so that a new process need
-// not read each backup. They are in the store, by the leading controller (package publish), and in a
-// local folder of the API server. Package format defines their names and signatures.
+// not read each backup: in the store, by package publish, and in a local folder of the API server.
+// Package format defines their names and signatures. See docs/catalogue.md.
 //
-//   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
-//   - Entries count only for names that a listing has.
-//   - A missing, old, damaged or hostile index only costs time: the rest is read. A killed writer
-//     leaves an older index.
-//   - No object is written twice, for object lock. Two writers for one cluster lose entries at most.
+//   - An entry counts if the same key has signed the backup, or the index is this cluster's own, and if
+//     a listing has its name.
+//   - A missing, old, damaged or hostile index only costs time. A killed writer leaves an older index.
+//   - No object is written twice. Two writers for one cluster lose entries at most.
 package index
 
 import (

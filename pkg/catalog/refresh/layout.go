@@ -15,8 +15,8 @@ import (
 )
 
 // Layout is a way of storing backups. An entry is the folder of a backup, or of a volume in Longhorn's
-// store. The store.Ranger bounds requests and their time, so a layout may start any number. It is
-// stateless, and safe for concurrent use.
+// store. The store.Ranger bounds requests and time, so a layout may start any number. It is stateless,
+// and safe for concurrent use.
 type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop after
 	// any shard, and continue from its position, even in another process.
@@ -38,9 +38,9 @@ type Parted interface {
 // Watched is a Layout that also shows replaced objects.
 type Watched interface {
 	Layout
-	// Watch lists, in about one request, present versions of entries after a position, as in
-	// Content.Versions. The returned position is the next start; empty at the end, and with
-	// store.ErrDenied: then versions has the entries before the refusal.
+	// Watch lists, in about one request, present versions after a position, as in Content.Versions, and
+	// returns the next start; empty at the end, and with store.ErrDenied: then versions has the entries
+	// before the refusal.
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 

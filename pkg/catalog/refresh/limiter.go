@@ -12,7 +12,7 @@ import (
 )
 
 // limiter adapts the number of concurrent requests to the store. The limit grows with each answer while
-// at least half is used: before the first overload it doubles each round, then it grows by one. An
+// at least half is used: it doubles each round before the first overload, then grows by one. An
 // overload halves it. It also bounds readers of entries.
 type limiter struct {
 	clock clock.PassiveClock

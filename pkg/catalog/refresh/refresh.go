@@ -2,16 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package refresh updates the catalogue from the stores, each location by itself. A Layout knows the
-// objects. The package only reads (store.Ranger).
+// objects. The package only reads (store.Ranger). docs/catalogue.md describes backups read when they
+// end, polls and full listings.
 //
-//  1. A backup that this cluster stores is read when it ends.
-//  2. A poll lists one shard of a location with one request; the next poll continues there. A second request
-//     lists a part of the read objects, to find replaced metadata.
-//  3. A full listing lists everything: at first, every hour, and on request.
-//
-// New entries are read, concurrently as the store permits (limiter). Unparsable content is a backup's
-// fault. A failed request is the store's, and changes nothing known. A refusal is the backup's fault if
-// a known backup is still readable.
+// Unparsable content is a backup's fault. A failed request is the store's, and changes nothing known. A
+// refusal is the backup's fault if a known backup is still readable. The limiter adapts concurrency to
+// the store.
 package refresh
 
 import (

@@ -28,9 +28,9 @@ import (
 )
 
 // VeleroLayout reads one location with backups of Velero or Holdfast. An entry is a backup's folder,
-// with expiration changes beside it. It reads the metadata, the list of volumes unless known, and for
-// Velero's backups up to three lists of snapshots. Velero may rewrite metadata: polls also list all
-// objects part by part, and compare versions.
+// with expiration changes beside it. It reads the metadata, unknown lists of volumes, and for Velero's
+// backups up to three lists of snapshots. Since Velero may rewrite metadata, polls also compare
+// versions, part by part.
 type VeleroLayout struct {
 	Location string
 	// SystemNamespace gets backups that belong to no namespace here.
@@ -438,8 +438,8 @@ func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, store
 const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
-// earlier deletions, until the backup's own signer. It ignores changes without a valid signature, and
-// fails for unreadable ones, which may have a hold.
+// earlier deletions, until the backup's own signer. It ignores invalid signatures, and fails for
+// unreadable changes, which may have a hold.
 func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil

@@ -492,7 +492,7 @@ func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 }
 
 // readAll reads backups, and records unreadable ones. After a failure of the store, the unread ones are
-// tried again while others can be read and none timed out. A row of failures ends the attempt, except
+// tried again while others can be read and none timed out. Failures in a row end the attempt, but not
 // refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10

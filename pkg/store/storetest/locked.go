@@ -16,8 +16,8 @@ import (
 )
 
 // Locked makes an S3 server as strict as AWS with Object Lock and a default retention: it refuses
-// objects and parts with a missing or wrong checksum, and parts whose checksum the upload has not
-// announced. Like most other stores it refuses chunked bodies.
+// objects and parts with a missing, wrong or, for parts, unannounced checksum. Like most stores it
+// refuses chunked bodies.
 func Locked(next http.Handler) http.Handler {
 	var announced sync.Map // whether an object's parts have a CRC32, by its path
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

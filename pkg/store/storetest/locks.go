@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Locks are the locks of the objects in a fake bucket with object lock: Wrap is for FakeS3. It is as
-// strict as Locked with each locked write. Without versions, a removal and a write forget the lock.
+// Locks are the objects' locks in a fake bucket with object lock, by Wrap for FakeS3. Locked writes are
+// as strict as Locked. Without versions, a removal or a write forgets the lock.
 type Locks struct {
 	mu        sync.Mutex
 	of        map[string]ObjectLock // by key

@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
-// controller; two at once only waste time.
-//
-// Ended backups are indexed together. A periodic search lists the location, reads backups that the
-// index lacks, drops entries of missing ones, and removes unused objects of its own index.
+// controller; two at once only waste time. Ended backups are indexed together. A periodic search reads
+// backups that the index lacks, drops missing ones, and removes unused objects of its own index.
 package publish
 
 import (

@@ -2,10 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package longhorn reads stores in Longhorn's layout: an entry is a volume's folder, with its backups.
+// See docs/longhorn.md.
 //
-// Volumes are two levels of folders deep, with the data between. A full listing takes up to 65,793
-// requests, and one for each volume; finding one volume takes one.
-//
+// A full listing takes up to 65,793 requests, and one for each volume; finding one volume takes one.
 // Names show changes. A finished backup is final, so its file is read once, up to its list of blocks.
 // The volume's file is written later, so it is read after each change of names, and an hour later.
 // Nothing is signed, so volumes are in their namespaces only if the location trusts these.
