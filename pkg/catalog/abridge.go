@@ -19,9 +19,8 @@ const (
 	// maxForeign bounds metadata without a trusted signature, in bytes.
 	maxForeign  = 16 << 10
 	maxAbridged = 4 << 10
-	// maxText bounds other texts, also of volumes.
-	maxText = 1 << 10
-	maxName = 253
+	maxText     = 1 << 10
+	maxName     = 253
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It

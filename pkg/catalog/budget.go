@@ -43,8 +43,7 @@ type foreign struct {
 	// first copies name and weight of the first omitted entry; nil if none.
 	first   *entry
 	leftOut int
-	// freed is true if there may be room.
-	freed bool
+	freed   bool
 }
 
 func compareForeign(a, b *entry) int {
@@ -83,7 +82,6 @@ func (c *Catalog) Unfinished(location string) int {
 	return count
 }
 
-// isVouchedFor reports whether this or a trusted cluster has signed the backup.
 func isVouchedFor(backup *v1alpha1.Backup) bool {
 	origin := backup.Status.Origin
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
@@ -108,7 +106,6 @@ func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	return w
 }
 
-// footprint estimates the rows' memory, each with shared shapes.
 func (p *packedRows) footprint() int64 {
 	if p.len() == 0 {
 		return 0

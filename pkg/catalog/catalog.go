@@ -48,11 +48,10 @@ type Catalog struct {
 	volumes      *btree.BTree[*volume]        // by name; guarded by mu
 	foreign      map[string]*foreign          // by location; guarded by mu
 	foreignBytes int64
-	trust        trust  // guarded by mu
-	sought       volume // search key for volumes; guarded by mu
-	// recorded has each deletion record's backups.
-	deletions map[BackupID][]deletion         // guarded by mu
-	recorded  map[types.UID]map[BackupID]bool // guarded by mu
+	trust        trust                           // guarded by mu
+	sought       volume                          // search key for volumes; guarded by mu
+	deletions    map[BackupID][]deletion         // guarded by mu
+	recorded     map[types.UID]map[BackupID]bool // guarded by mu
 
 	// version and floor are for the next Snapshot; taken is the current one, or nil. epoch counts
 	// snapshots, copied their copied bytes. Guarded by mu.
@@ -69,13 +68,11 @@ type entry struct {
 
 	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one; nil
 	// for an unfinished backup and a bare entry.
-	backup *v1alpha1.Backup
-	rows   *packedRows
-	// deleted marks deleted rows, which are not listed; may be nil.
+	backup  *v1alpha1.Backup
+	rows    *packedRows
 	deleted []bool
 	bare    bool
-	// read has all rows of a bare entry, also deleted ones.
-	read *packedRows
+	read    *packedRows
 	// missed has since when rows of read are missing, by backup name.
 	missed map[string]time.Time
 	// emptied is since when a bare entry lacks all rows; with lossAccepted, the next such read removes
@@ -104,8 +101,7 @@ type entry struct {
 	counted, leftOut, again bool
 
 	recordedAt time.Time
-	// listedAt is the latest listing's start.
-	listedAt time.Time
+	listedAt   time.Time
 	// missingSince is the start of the first listing that has lacked it since; zero if none.
 	missingSince time.Time
 	suspect      bool
@@ -424,7 +420,6 @@ func (c *Catalog) entryLocked(location, storeName string) *entry {
 	return e
 }
 
-// group has the entries that want one name: backups, or bare ones.
 type group struct {
 	storeName string
 	bare      bool

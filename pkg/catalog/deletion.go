@@ -159,7 +159,6 @@ func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 		e.rank() == (&entry{backup: backup}).rank()
 }
 
-// setDeletedLocked is setLocked if only deleted changes.
 func (c *Catalog) setDeletedLocked(e *entry, backup *v1alpha1.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {

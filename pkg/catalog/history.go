@@ -76,8 +76,7 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
-	// named rows may name any backup, in lists over all namespaces.
-	named bool
+	named  bool
 }
 
 // VolumeRows are a volume's rows.
@@ -293,8 +292,7 @@ const memberBytes = 16
 type member struct {
 	held  *held
 	index uint32
-	// at is the time of the row or its entry, by which members are sorted first.
-	at uint32
+	at    uint32
 }
 
 func newMember(h *held, i int) member {
@@ -344,7 +342,6 @@ func (c *Catalog) addLocked(v *volume, m member) {
 	}
 }
 
-// settleLocked sorts the members: added ones are mostly neighbours.
 func (c *Catalog) settleLocked(v *volume) {
 	if v.loose == 0 {
 		return

@@ -70,7 +70,6 @@ func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	return of
 }
 
-// supersededLocked reports whether another good backup has newer data.
 func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})

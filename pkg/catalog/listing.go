@@ -122,8 +122,7 @@ type losses struct {
 	known, missing int
 	// accepted, explained and confirmed are missing twice; confirmed are not too many.
 	accepted, explained, confirmed []*entry
-	// fresh entries are missing once, or suspect.
-	fresh []*entry
+	fresh                          []*entry
 }
 
 func (l *losses) add(e *entry, lacking bool, listing *Listing, now time.Time) {
@@ -183,7 +182,6 @@ func (l *losses) gone(doubted bool) []*entry {
 	return slices.Concat(l.accepted, l.explained, l.confirmed)
 }
 
-// expired reports whether a cluster was to remove a backup by then.
 func (e *entry) expired(by time.Time) bool {
 	if e.backup == nil {
 		return false

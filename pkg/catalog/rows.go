@@ -17,7 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// row is an unpacked volume backup.
 type row struct {
 	shape unique.Handle[shape]
 	odd   *oddity
@@ -58,7 +57,6 @@ type packedRows struct {
 	odd    []oddRow
 }
 
-// cell has a row's own values, if they fit.
 type cell struct {
 	snapshot          [16]byte
 	size, incremental size

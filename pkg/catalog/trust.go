@@ -25,8 +25,7 @@ type trust struct {
 	namespaces  map[string]types.UID
 	successions identity.Successions
 	clusters    map[string][]enginev1alpha1.TrustedCluster
-	// damage is stores' lost data, by repository.
-	damage map[string]*enginev1alpha1.RepositoryDamage
+	damage      map[string]*enginev1alpha1.RepositoryDamage
 }
 
 type verdict struct {

@@ -83,7 +83,6 @@ func (l Labels) Map() map[string]string {
 	return of
 }
 
-// valid returns the labels that Kubernetes accepts, or nil.
 func valid(of map[string]string) map[string]string {
 	var valid map[string]string
 	for key, value := range of {

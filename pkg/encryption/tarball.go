@@ -25,7 +25,6 @@ import (
 )
 
 const (
-	// chunkBytes are the plain bytes of a chunk of age, sealedBytes the encrypted ones.
 	chunkBytes  = 64 << 10
 	sealedBytes = chunkBytes + 16
 	nonceBytes  = 16
@@ -146,9 +145,7 @@ type Tarball struct {
 	digests digests
 }
 
-// sealed is an encrypted tarball with a decrypted header.
 type sealed struct {
-	// head and tail are its first and last bytes in the store, of size bytes.
 	head, tail []byte
 	size       int64
 	// payload is where the first chunk begins, plain the number of decrypted bytes.
@@ -303,8 +300,7 @@ func (t *Tarball) GetRange(ctx context.Context, offset, length int64) (io.ReadCl
 type chunks struct {
 	*sealed
 	body io.ReadCloser
-	// at is where body continues.
-	at int64
+	at   int64
 }
 
 // ReadAt implements io.ReaderAt.

@@ -268,7 +268,8 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 
 // DecodeBackup reads velero-backup.json of any writer. The backup has its store name, in the system
 // namespace, and no requester. Its origin has the unverified claims, and the trust Foreign without a
-// signature, Forged with a wrong one, else empty: the reader decides about the key. Unknown fields are
+// signature, Forged with a wrong one, else empty: the reader decides about the key. The uid is stored, or
+// derived. Unknown fields are
 // ignored. It fails with ErrUnfinished for an unfinished backup, else for unusable metadata.
 func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	if len(data) > MaxMetadataBytes {

@@ -96,7 +96,6 @@ func (v *Volume) InStorage() bool {
 	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
-// keepsLocal reports whether the snapshot stays beside its moved data.
 func (v *Volume) keepsLocal() bool {
 	return v.Snapshot != nil && v.Snapshot.KeepLocal > 0 && v.Snapshot.Cut != nil && v.Status.SnapshotID != "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }

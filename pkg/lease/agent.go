@@ -19,7 +19,6 @@ import (
 
 const (
 	agentRenewInterval = 20 * time.Second
-	// agentRenewDeadline is how long an agent works without a renewal.
 	agentRenewDeadline = 90 * time.Second
 	agentLeaseDuration = 2 * time.Minute
 

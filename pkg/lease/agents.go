@@ -28,9 +28,8 @@ const (
 	MinAgentTimeout = 2 * time.Minute
 	// HungAfter is how long an agent's work on a volume may take to stop before it is given up; it may
 	// continue when its mount answers.
-	HungAfter = 2 * time.Minute
-	newNode   = 10 * time.Second
-	// forgetAgents is the age at which a Lease is deleted.
+	HungAfter    = 2 * time.Minute
+	newNode      = 10 * time.Second
 	forgetAgents = time.Hour
 )
 
@@ -43,8 +42,7 @@ type Agents struct {
 	nodes  cache.Store
 	synced []cache.InformerSynced
 
-	mu sync.Mutex
-	// seen has each agent's last change, by its Lease's name.
+	mu      sync.Mutex
 	seen    map[string]agent
 	removed []func()
 }

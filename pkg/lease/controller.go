@@ -18,8 +18,7 @@ const (
 	// LeaderDuration is how long an unchanged controller's Lease is respected.
 	LeaderDuration = 15 * time.Second
 	renewInterval  = 2 * time.Second
-	// renewDeadline is how long the leader works without a renewal.
-	renewDeadline = 10 * time.Second
+	renewDeadline  = 10 * time.Second
 )
 
 // Lead waits until no other controller leads, and holds the Lease during work. It returns after the

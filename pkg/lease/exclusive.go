@@ -18,7 +18,6 @@ const (
 	exclusiveDuration = 60 * time.Second
 	// exclusiveInterval is long: short work needs no renewal.
 	exclusiveInterval = 20 * time.Second
-	// exclusiveDeadline is how long work continues without a renewal.
 	exclusiveDeadline = 45 * time.Second
 	exclusiveLook     = 5 * time.Second
 )

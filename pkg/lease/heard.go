@@ -22,8 +22,7 @@ type LeaderWatch struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
-	mu sync.Mutex
-	// seen is the Lease's last change, or this process's start.
+	mu   sync.Mutex
 	seen sighting
 }
 

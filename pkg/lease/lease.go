@@ -35,8 +35,7 @@ import (
 const (
 	tryTimeout = 10 * time.Second
 	// lookInterval bounds work after the machine has slept.
-	lookInterval = 250 * time.Millisecond
-	// statusInterval is the minimum between writes of a status.
+	lookInterval   = 250 * time.Millisecond
 	statusInterval = 10 * time.Second
 )
 
@@ -44,12 +43,10 @@ const (
 var ErrLost = errors.New("lost the Lease of this process; start again")
 
 type lease struct {
-	client         coordinationclient.LeaseInterface
-	name, identity string
-	labels         map[string]string
-	// duration is how long others respect the unchanged Lease.
-	duration time.Duration
-	// interval is the time between renewals, deadline the maximum without one.
+	client             coordinationclient.LeaseInterface
+	name, identity     string
+	labels             map[string]string
+	duration           time.Duration
 	interval, deadline time.Duration
 	remade             bool
 	// stays keeps the Lease, without holder.
@@ -239,7 +236,6 @@ func Lasting(ctx context.Context, longer time.Duration) (context.Context, contex
 	}
 }
 
-// elapsed returns the longer duration by both clocks.
 func elapsed(since, now time.Time) time.Duration {
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
@@ -270,7 +266,6 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	return l.take(ctx, current, now)
 }
 
-// giveBack deletes the Lease, or removes its holder, unless another process has it.
 func (l *lease) giveBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()

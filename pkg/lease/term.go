@@ -29,7 +29,6 @@ const (
 	// RetryPeriod is how often a candidate reads the Lease.
 	RetryPeriod = 500 * time.Millisecond
 
-	// drainLimit bounds the wait for admitted requests.
 	drainLimit = 2 * time.Second
 
 	// ceilingAnnotation exceeds all versions issued before the next renewal.
@@ -119,8 +118,7 @@ func (e *Election) serve(ctx, working context.Context, term *Term) {
 type Term struct {
 	*lease
 	issued func() uint64
-	// first is the term's first version, once it has begun.
-	first uint64
+	first  uint64
 
 	mu      sync.Mutex
 	isOpen  bool

@@ -326,7 +326,6 @@ func (q *quoted) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// instant is zero for invalid text.
 func instant(text string) time.Time {
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {

@@ -67,7 +67,6 @@ func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	}
 }
 
-// ordered fails where a sequence is out of order.
 func ordered(sequence Sequence) Sequence {
 	return func(yield func(*Item, error) bool) {
 		var last *Item

@@ -55,7 +55,6 @@ func decodePlain(line []byte) (*Item, bool) {
 	return item, !l.failed && len(l.left) == 0
 }
 
-// plainLine is the rest of a line, or nothing after a failure.
 type plainLine struct {
 	left   []byte
 	failed bool
@@ -120,7 +119,6 @@ func (l *plainLine) texts(before map[string]string) map[string]string {
 	return texts
 }
 
-// number reads up to 18 digits without sign.
 func (l *plainLine) number() (n int64) {
 	digits := 0
 	for digits < min(len(l.left), 18) && '0' <= l.left[digits] && l.left[digits] <= '9' {

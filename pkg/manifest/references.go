@@ -66,7 +66,6 @@ func (r *references) add(group, kind, namespace, name string) {
 	}
 }
 
-// local adds an object of the core group in the same namespace.
 func (r *references) local(kind, name string) { r.add("", kind, r.namespace, name) }
 
 func of[T any](find func(r *references, object *T)) func(*references, []byte) {

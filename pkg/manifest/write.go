@@ -21,8 +21,7 @@ const Version = 1
 
 const (
 	// memberBytes is about a gzip member, which is read to find an item.
-	memberBytes = 64 << 10
-	// maxItemBytes is the size from which an item is shortened.
+	memberBytes  = 64 << 10
 	maxItemBytes = 32 << 10
 	// tightItemBytes applies above three quarters of a budget.
 	tightItemBytes = 1 << 10
@@ -40,8 +39,7 @@ type Writer struct {
 	// Comment goes into the header of the first gzip member.
 	Comment string
 
-	budget int64
-	// held and index are the sizes of finished members and their index, plain of all lines.
+	budget             int64
 	held, index, plain int64
 
 	sections   map[string]*section
@@ -183,7 +181,6 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	return bytes.Clone(compressed.Bytes()), nil
 }
 
-// mergeWidth bounds the members in memory during a sort.
 const mergeWidth = 64
 
 // sort sorts each member of a section, and merges them in a few megabytes.
@@ -244,7 +241,6 @@ type keyed struct {
 	line []byte
 }
 
-// merge merges sorted runs, and consumes them.
 func (w *Writer) merge(runs []run) (*section, error) {
 	merged := &section{}
 	lines := make([][]keyed, len(runs))
@@ -402,7 +398,6 @@ func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	return out.n, write(footer(at), nil)
 }
 
-// footer is the empty gzip member with the index's position.
 func footer(at int64) []byte {
 	b := make([]byte, 0, footerBytes)
 	b = append(b, 0x1f, 0x8b, 8, 4 /* there is an extra field */, 0, 0, 0, 0, 0, 255)

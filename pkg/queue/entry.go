@@ -56,7 +56,6 @@ type Entry struct {
 	inUse, limit    int
 }
 
-// maxConflicts bounds an entry in large clusters.
 const maxConflicts = 16
 
 // blame sets the blockers, in order of tickets, and the conflicts. namespaces exist, and are sorted.

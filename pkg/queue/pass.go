@@ -93,7 +93,6 @@ func compare(a, b *member) int {
 	return byTicket(&a.Run, &b.Run)
 }
 
-// holds reports whether the member has a slot or starts now.
 func (m *member) holds() bool {
 	return m.rank < rankQueued || m.reason == v1alpha1.QueueReasonNextToStart
 }

@@ -35,9 +35,8 @@ type Planner struct {
 	names    map[string]*name
 	patterns map[string]*pattern // by Key of the selection
 	// slots are the patterns by place, free the unused places.
-	slots []*pattern
-	free  []int
-	// The users of cluster scope, everything, patterns, and loose patterns.
+	slots                                      []*pattern
+	free                                       []int
 	clusterScope, everything, patterned, loose user
 
 	// The pass covers passed members; starts may start, counted by class.
@@ -169,7 +168,6 @@ func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[
 // Len returns the number of entries.
 func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
 
-// end is the place from which nothing may start for lack of slots.
 func (p *Planner) end() int {
 	switch {
 	case !p.isFull(Backup):

@@ -116,7 +116,6 @@ func (r *Run) State() v1alpha1.QueueState {
 	return v1alpha1.QueueStateRunning
 }
 
-// overlaps reports whether the two may not run together.
 func (r *Run) overlaps(other *Run) bool {
 	if r.Plan || other.Plan {
 		return false
@@ -137,7 +136,6 @@ type LocationState struct {
 // queue.
 var ErrLimit = errors.New("at least one backup and one restore must be able to run: set --concurrent-backups and --concurrent-restores to 1 or more")
 
-// byArrival orders New runs by creation.
 func byArrival(a, b *Run) int {
 	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Version, b.Version), byCreation(a, b))
 }

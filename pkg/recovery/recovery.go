@@ -95,7 +95,6 @@ func KeepEncryptionKeys(ctx context.Context, st Writer, cluster format.Cluster, 
 	return nil
 }
 
-// fingerprintOf distinguishes keys by their public halves.
 func fingerprintOf(keys encryption.Keys) string {
 	return format.NewContent([]byte(strings.Join(keys.Public(), "\n"))).SHA256[:32]
 }

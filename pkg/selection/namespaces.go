@@ -14,7 +14,6 @@ import (
 // Namespaces is a compiled selection. A name is selected when an included word matches it and no
 // excluded word does. An empty included list, or `*` in it, matches every name.
 type Namespaces struct {
-	// names are included, and not excluded; sorted, unique.
 	names []string
 	// patterns are the included globs that are not wholly excluded, in order; only `*` for all names.
 	patterns []Pattern

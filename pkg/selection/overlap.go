@@ -47,7 +47,6 @@ func namesMatch(a, b *Namespaces) bool {
 	return slices.ContainsFunc(a.names, b.Match)
 }
 
-// conflictingPatterns yields the pairs of the last rule of Overlaps.
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {

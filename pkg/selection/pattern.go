@@ -24,11 +24,9 @@ type Pattern struct {
 	elems []element
 	// prefix and suffix are the literals around all wildcards. They decide most questions.
 	prefix, suffix string
-	// wildcards counts each "*", "?" and pair of brackets.
-	wildcards int
+	wildcards      int
 }
 
-// element is a set of characters, one bit for each.
 type element uint64
 
 const (
@@ -95,7 +93,6 @@ func isGlob(word string) bool { return strings.ContainsAny(word, wildcards) }
 
 const wildcards = "*?[]"
 
-// parseElement also returns the element's length.
 func parseElement(s string) (element, int, error) {
 	switch s[0] {
 	case '*':
@@ -298,7 +295,6 @@ func intersect(p, q []element) bool {
 	return false
 }
 
-// step returns the set at i, and the next index.
 func step(p []element, i int) (element, int) {
 	if p[i] == anyRun {
 		return anyChar, i

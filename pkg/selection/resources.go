@@ -133,7 +133,6 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 	return l, errs
 }
 
-// resourceWordProblem says why a word can't mean a resource, or "".
 func resourceWordProblem(word string) string {
 	if word == "" {
 		return "is empty: give a resource, like deployments.apps"

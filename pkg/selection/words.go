@@ -67,7 +67,6 @@ func (s *wordSet) match(name string) bool {
 	return slices.ContainsFunc(s.globs, func(p Pattern) bool { return p.Match(name) })
 }
 
-// covers reports whether a word covers p, which has a wildcard.
 func (s *wordSet) covers(p Pattern) bool {
 	if _, found := slices.BinarySearch(s.names, p.only()); found {
 		return true

@@ -22,7 +22,6 @@ import (
 // ErrAsOf: nothing is written to a store that is read as of an instant.
 var ErrAsOf = errors.New("the storage location shows the bucket as it was")
 
-// asOfError is about a whole location.
 type asOfError struct{ text string }
 
 func (e *asOfError) Error() string { return e.text }
@@ -60,7 +59,6 @@ type version struct {
 	isLatest bool
 }
 
-// supersedes reports whether a version is shown instead of an earlier listed one.
 func (v *version) supersedes(other *version) bool {
 	switch order := v.object.ModTime.Compare(other.object.ModTime); {
 	case order != 0:

@@ -70,7 +70,6 @@ func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	return nil
 }
 
-// azureVersion returns an ETag as in listings.
 func azureVersion(tag *azcore.ETag) string {
 	if tag == nil {
 		return ""
@@ -290,7 +289,6 @@ func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.R
 	return err
 }
 
-// delete compares and removes atomically.
 func (b *azureBackend) delete(ctx context.Context, key, version string) error {
 	err := b.removeIf(ctx, key, &blob.AccessConditions{ModifiedAccessConditions: &blob.ModifiedAccessConditions{IfMatch: to.Ptr(azcore.ETag(`"` + version + `"`))}})
 	if errors.Is(explain("", "", err), ErrExists) {

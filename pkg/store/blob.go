@@ -34,11 +34,9 @@ const (
 
 type blobBackend struct {
 	bucket *blob.Bucket
-	// For S3.
-	s3   *s3.Client
-	name string
-	// For S3 with a lock.
-	lock *locking
+	s3     *s3.Client
+	name   string
+	lock   *locking
 	// removing excludes this process's writes during a removal, if that can't be conditional.
 	removing sync.RWMutex
 }

@@ -39,7 +39,6 @@ var identities = struct {
 	of map[string]aws.Config
 }{of: map[string]aws.Config{}}
 
-// maxIdentities bounds the sessions of former settings.
 const maxIdentities = 100
 
 // ownIdentity returns settings with the environment's credentials, or with the location's role, which

@@ -167,7 +167,6 @@ func gcsChecksum(header http.Header) string {
 	return ""
 }
 
-// gcsReader verifies a whole object's checksum.
 type gcsReader struct {
 	io.ReadCloser
 	version string
@@ -243,7 +242,6 @@ func (b *gcsBackend) write(ctx context.Context, key string, content Content, opt
 	return gcsWrote(&made)
 }
 
-// gcsWrote fails unless an answer describes an object.
 func gcsWrote(object *gcs.Object) error {
 	if object.Kind != gcsObjectKind {
 		return &foreignAnswer{speaks: speaksGCS, sent: "no object"}
@@ -270,7 +268,6 @@ func (b *gcsBackend) newWriter(ctx context.Context, key string) (ObjectWriter, e
 	}, nil
 }
 
-// delete compares and removes atomically.
 func (b *gcsBackend) delete(ctx context.Context, key, version string) error {
 	generation, err := strconv.ParseInt(version, 10, 64)
 	if err != nil {
@@ -350,7 +347,6 @@ func (w *bufferedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// begin sends the buffer, and then the pipe.
 func (w *bufferedWriter) begin() {
 	content, pipe := io.Pipe()
 	w.pipe, w.done = pipe, make(chan error, 1)

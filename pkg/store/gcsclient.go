@@ -26,10 +26,9 @@ import (
 
 const (
 	// attempts bounds a request's repetitions, as in the SDK of S3.
-	attempts     = 3
-	firstPause   = 200 * time.Millisecond
-	tokenTimeout = 30 * time.Second
-	// mostOfAnError bounds what is read of an error.
+	attempts      = 3
+	firstPause    = 200 * time.Millisecond
+	tokenTimeout  = 30 * time.Second
 	mostOfAnError = 64 << 10
 )
 
@@ -122,7 +121,6 @@ func classifyToken(err *tokenError) (reason string, kind error) {
 	return noToken, ErrDenied
 }
 
-// answerError is a store's error.
 type answerError struct {
 	status int
 	code   string
@@ -199,7 +197,6 @@ func (t *gcsTransport) RoundTrip(request *http.Request) (*http.Response, error) 
 	}
 }
 
-// mayPass reports whether a failed request may succeed later.
 func mayPass(err error) bool {
 	_, isForeign := errors.AsType[*foreignAnswer](err)
 	return errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNoBucket) && !isForeign

@@ -27,7 +27,6 @@ import (
 // ErrNoLock: the location has a lock, but its bucket can't lock objects.
 var ErrNoLock = errors.New("the bucket can't lock objects")
 
-// lockedWrite has the rights of a write with a lock.
 const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 
 // kopiaFormat opens a repository. It is created without Kopia.
@@ -46,15 +45,13 @@ type locking struct {
 	mode   string
 	period time.Duration
 	prefix string
-	// read is the store's clock at its last answer, or by ask.
-	read atomic.Pointer[clockReading]
-	ask  func(context.Context) error
+	read   atomic.Pointer[clockReading]
+	ask    func(context.Context) error
 }
 
 // clockReading is an instant by the store's, and by this process's monotonic clock.
 type clockReading struct{ theirs, ours time.Time }
 
-// newLocking returns nil without a lock.
 func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	if lock == nil {
 		return nil
@@ -224,7 +221,6 @@ func (b *Bucket) extend(ctx context.Context, l *locking, key string, least time.
 	return end, nil
 }
 
-// retention returns an empty mode without a lock.
 func (b *Bucket) retention(ctx context.Context, key string) (until time.Time, mode s3types.ObjectLockRetentionMode, err error) {
 	client, name := b.client()
 	found, err := client.GetObjectRetention(ctx, &s3.GetObjectRetentionInput{Bucket: aws.String(name), Key: aws.String(key)})

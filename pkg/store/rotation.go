@@ -40,7 +40,6 @@ type followed[C any] struct {
 	asked   time.Time
 }
 
-// follow fails if the credentials can't be used.
 func follow[C any](name string, secret map[string][]byte, read SecretReader, parse func(map[string][]byte) (C, error)) (*followed[C], error) {
 	current, err := parse(secret)
 	if err != nil {

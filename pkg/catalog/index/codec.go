@@ -91,7 +91,6 @@ func text(number uint64, field func(*catalog.Volume) *string) column {
 	}
 }
 
-// digest is a column of unique strings; hexadecimal ones take half their length.
 func digest(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(_ *encoder, to []byte, v *catalog.Volume) []byte {
@@ -466,7 +465,6 @@ func (s *Segment) Entries(want func(storeName string) bool) iter.Seq2[Entry, err
 	}
 }
 
-// entriesInto is Entries with reused volumes.
 func (s *Segment) entriesInto(volumes *[]catalog.Volume, want func(storeName string) bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		cursors := append([]cursor(nil), s.columns...)

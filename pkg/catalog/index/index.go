@@ -97,7 +97,6 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 			}
 		}
 	}
-	// Own first, then by name.
 	slices.SortFunc(index.heads, func(a, b opened) int {
 		if a.standing != b.standing {
 			return int(b.standing) - int(a.standing)

@@ -28,7 +28,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// interval is the minimum between writes, except the last.
 const interval = 5 * time.Minute
 
 // LocalCache keeps what a process has read of one location on disk, for the next process. Its entries

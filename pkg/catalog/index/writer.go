@@ -52,9 +52,8 @@ type Writer struct {
 	keys    []string
 	clock   clock.PassiveClock
 
-	head   format.IndexHead
-	number int64
-	// newest has entries that are newer, or in no segment.
+	head    format.IndexHead
+	number  int64
 	newest  map[string]*Entry
 	stamps  map[string]string
 	changed bool

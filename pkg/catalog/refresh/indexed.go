@@ -66,7 +66,6 @@ func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *in
 	return sync.OnceValue(func() *indexed { return <-found }), func() { cancel(); reading.Wait() }
 }
 
-// putIndexed records an index's entries, and returns the other names.
 func (w *worker) putIndexed(known *indexed, read []string, listings []listing) ([]string, error) {
 	wanted := make(map[string]bool, len(read))
 	for _, name := range read {
@@ -226,7 +225,6 @@ func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	return true
 }
 
-// listRest lists everything after a position, in parallel ranges.
 func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []Shard {
 	starts := []string{position}
 	if parted, ok := w.location.Layout.(Parted); ok {
@@ -273,7 +271,6 @@ func (w *worker) cut(shard Shard, last string) Shard {
 	return shard
 }
 
-// openCache shows the former process's entries until the first listing.
 func (w *worker) openCache(ctx context.Context) {
 	if w.location.Cache == nil {
 		return

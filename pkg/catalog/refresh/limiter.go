@@ -106,7 +106,6 @@ func (l *limiter) answered() {
 	l.wakeLocked()
 }
 
-// overloaded lowers the limit, after a request from begun on.
 func (l *limiter) overloaded(begun time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

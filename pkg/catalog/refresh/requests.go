@@ -13,7 +13,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requests is a layout's store: each request is counted, has a timeout, and waits for the limiter.
 type requests struct {
 	store.Reader
 	w *worker

@@ -341,7 +341,6 @@ func (l *VeleroLayout) vouches(backup *v1alpha1.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
-// bounded returns a function that reads untrusted lists within bounds.
 func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }

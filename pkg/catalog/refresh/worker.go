@@ -78,7 +78,6 @@ func (w *worker) stop() {
 	w.cancel()
 }
 
-// record changes the catalogue, unless the worker is stopped.
 func (w *worker) record(change func(now time.Time)) error {
 	w.recording.Lock()
 	defer w.recording.Unlock()
@@ -250,7 +249,6 @@ func (w *worker) use(ctx context.Context) (opened Store, done func(), err error)
 }
 
 type level struct {
-	// full lists everything; otherwise the shard at position.
 	full     bool
 	position string
 	watched  string

@@ -202,7 +202,6 @@ func isBackup(key string) bool {
 
 func isImage(key string) bool { return strings.HasSuffix(key, "/backing-image.cfg") }
 
-// list lists one level of a folder, or the wanted objects at any depth.
 func (d *Deleter) list(ctx context.Context, folder string, wanted func(key string) bool) (objects []store.Object, err error) {
 	for object, err := range d.Store.List(ctx, folder, store.ListOptions{Recursive: wanted != nil}) {
 		if err != nil {
@@ -251,7 +250,6 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 	return d.Store.Put(ctx, key, after)
 }
 
-// remains are the remaining backups or images.
 type remains struct {
 	// spoilt says which of them prevents the collection of blocks, and why.
 	spoilt string

@@ -177,7 +177,6 @@ func (c *Cloud) sessionOf(r *http.Request) (cloudSession, bool) {
 	return session, known && session.token == r.Header.Get("X-Amz-Security-Token")
 }
 
-// fails counts a request, and returns its failure, if any.
 func (c *Cloud) fails(kind string) *cloudFailure {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -81,7 +81,6 @@ func (l *Locks) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// write serves a request that changes an object, and keeps its lock on success.
 func (l *Locks) write(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	query := r.URL.Query()
 	lock := ObjectLock{Mode: r.Header.Get("x-amz-object-lock-mode")}
@@ -173,7 +172,6 @@ func (s *statusRecorder) WriteHeader(status int) {
 // isGood reports success. An answer without a status or a body has 200.
 func (s *statusRecorder) isGood() bool { return s.status == 0 || s.status/100 == http.StatusOK/100 }
 
-// discard takes an answer that is not sent.
 type discard struct{ header http.Header }
 
 func (d discard) Header() http.Header { return d.header }

@@ -59,9 +59,8 @@ type Options struct {
 }
 
 const (
-	reads    = 4
-	failures = 10
-	// A failed location waits for firstRetry, doubled each time up to lastRetry.
+	reads                 = 4
+	failures              = 10
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
 	lastTimeout           = 10 * time.Second
@@ -276,7 +275,6 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 		}
 	}
 	if err := w.read(ctx, missing, w.mayRead(ctx, known, missing)); err != nil {
-		// Keeps the read contents, even if ctx has ended.
 		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 		defer cancel()
 		return errors.Join(err, w.commit(finish))

@@ -33,8 +33,7 @@ import (
 )
 
 const (
-	atOnce = 64
-	// maxPassed bounds other objects that a poll skips.
+	atOnce    = 64
 	maxPassed = 1000
 	// maxBackups bounds a volume's backups, in the order of names.
 	maxBackups = 100_000
@@ -113,7 +112,6 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 // past returns a position between a folder's keys and the next folder.
 func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
-// holds returns whether volumes are after one position, up to another or the end.
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		folder := strings.TrimPrefix(format.VolumePrefix(name), format.VolumesPrefix)

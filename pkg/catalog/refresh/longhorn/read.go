@@ -131,7 +131,6 @@ type reading struct {
 	err error
 }
 
-// do tries twice if the store does not answer.
 func (r *reading) do(ctx context.Context, from store.Ranger) {
 	var backup *format.Backup
 	for range 2 {
@@ -237,7 +236,6 @@ func isUnavailable(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// front reads an object's first part, and more on demand.
 type front struct {
 	ctx    context.Context
 	from   store.Ranger
