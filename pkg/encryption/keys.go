@@ -31,8 +31,8 @@ const (
 	SecretName = "holdfast-encryption-key"
 	// RecoveredSecretName has private keys that were recovered from stores.
 	RecoveredSecretName = "holdfast-recovered-encryption-keys"
-	// SecretKey is the key in both Secrets' data: private keys of age, one a line. Backups are
-	// encrypted for the first of the cluster's own.
+	// SecretKey is the key in both Secrets' data: private keys of age, one a line. The first of the
+	// cluster's own encrypts backups.
 	SecretKey = "age-identities"
 
 	maxKeys = 256
@@ -41,7 +41,7 @@ const (
 // Keys are private keys of clusters. They do not print themselves.
 type Keys struct{ identities []*age.X25519Identity }
 
-// NewKeys makes one key.
+// NewKeys makes a key.
 func NewKeys() (Keys, error) {
 	identity, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -125,7 +125,7 @@ type SecretMaker interface {
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
-// Own returns the cluster's own keys, and makes a missing one.
+// Own returns the cluster's own keys, if need be a new one.
 func Own(ctx context.Context, secrets SecretMaker) (Keys, error) {
 	keys, err := read(ctx, secrets, SecretName)
 	if !apierrors.IsNotFound(err) {

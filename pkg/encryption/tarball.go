@@ -28,7 +28,7 @@ const (
 	chunkBytes  = 64 << 10
 	sealedBytes = chunkBytes + 16
 	nonceBytes  = 16
-	// headBytes are read first. The header of 17 keys has 2 KiB, and many tarballs end here.
+	// headBytes are read first: 17 keys take 2 KiB, and many tarballs end here.
 	headBytes = 128 << 10
 )
 
@@ -39,14 +39,14 @@ var (
 	ErrDamaged = errors.New("the encrypted tarball is damaged, or was replaced")
 )
 
-// Recipients are the keys that a backup's objects are encrypted for. Nil means no encryption; all
-// methods accept it.
+// Recipients are the keys that a backup's objects are encrypted for; nil for none. All methods accept
+// nil.
 type Recipients struct {
 	by      v1alpha1.BackupEncryption
 	digests digests
 }
 
-// For returns a new backup's recipients: the first of these keys, and the recovery keys.
+// For returns a new backup's recipients: the first key, and the recovery keys.
 func (k Keys) For(recoveryKeys []string) *Recipients {
 	return &Recipients{
 		by:      v1alpha1.BackupEncryption{ClusterKey: k.Public()[0], RecoveryKeys: slices.Clone(recoveryKeys)},
@@ -62,10 +62,10 @@ func (r *Recipients) Status() *v1alpha1.BackupEncryption {
 	return r.by.DeepCopy()
 }
 
-// Key returns the key of the tarball in the store.
+// Key returns the tarball's key in the store.
 func (r *Recipients) Key(storeName string) string { return tarballKey(storeName, r.Status()) }
 
-// Digest returns the digest of an object's JSON for the manifest.
+// Digest returns an object's digest for the manifest.
 func (r *Recipients) Digest(content []byte) string {
 	if r == nil {
 		return digests(nil).of(content)
@@ -106,8 +106,7 @@ func tarballKey(storeName string, by *v1alpha1.BackupEncryption) string {
 }
 
 // digests is the key of a manifest's digests; nil for plain ones. With a key, no reader of the store
-// learns a short Secret by trying. All backups of a cluster have the same key, so that equal objects
-// have equal digests.
+// learns a short Secret by trying. A cluster has one key, so that equal objects have equal digests.
 type digests []byte
 
 func digestsOf(identity *age.X25519Identity) digests {
@@ -134,8 +133,7 @@ type Store interface {
 	Attributes(ctx context.Context, key string) (store.Object, error)
 }
 
-// Tarball is a backup's tarball in its store, encrypted or not. Offsets and lengths count decrypted
-// bytes.
+// Tarball is a backup's tarball in its store. Offsets and lengths count decrypted bytes.
 type Tarball struct {
 	// Key is its key in the store.
 	Key string
@@ -148,7 +146,7 @@ type Tarball struct {
 type sealed struct {
 	head, tail []byte
 	size       int64
-	// payload is where the first chunk begins, plain the number of decrypted bytes.
+	// payload is where the first chunk begins, plain the decrypted size.
 	payload, plain int64
 	identity       age.Identity
 }
@@ -223,10 +221,10 @@ func (t *Tarball) bytes(ctx context.Context, offset, length int64) ([]byte, erro
 	return content, part.Close()
 }
 
-// Digest returns the digest of an object's JSON as in the backup's manifest.
+// Digest returns an object's digest as in the manifest.
 func (t *Tarball) Digest(content []byte) string { return t.digests.of(content) }
 
-// Bytes returns the number of decrypted bytes, given the stored size.
+// Bytes returns the decrypted size, given the stored one.
 func (t *Tarball) Bytes(stored int64) int64 {
 	if t.sealed == nil {
 		return stored
@@ -234,7 +232,7 @@ func (t *Tarball) Bytes(stored int64) int64 {
 	return t.sealed.plain
 }
 
-// Decrypt decrypts the whole object as it is read from the store.
+// Decrypt decrypts the whole object, as read from the store.
 func (t *Tarball) Decrypt(stored io.Reader) (io.Reader, error) {
 	if t.sealed == nil {
 		return stored, nil
@@ -264,8 +262,8 @@ type part struct {
 	io.Closer
 }
 
-// GetRange opens a part of the tarball, in one request or none. A tarball that ends before the part
-// fails with store.ErrRange; one that ends within gives less.
+// GetRange opens a part, in one request or none. A tarball that ends before the part fails with
+// store.ErrRange; one that ends within gives less.
 func (t *Tarball) GetRange(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
 	s := t.sealed
 	if s == nil {
@@ -296,7 +294,7 @@ func (t *Tarball) GetRange(ctx context.Context, offset, length int64) (io.ReadCl
 	return &part{bufio.NewReaderSize(io.NewSectionReader(plain, offset, length), chunkBytes), of}, nil
 }
 
-// chunks reads a part's encrypted bytes in order, and the head and the tail at any time.
+// chunks reads a part's encrypted bytes in order, but the head and the tail at any time.
 type chunks struct {
 	*sealed
 	body io.ReadCloser

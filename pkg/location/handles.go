@@ -13,7 +13,7 @@ import (
 // TrustsHandles reports whether a backup in a location may name any snapshot of the cluster's storage:
 // if this cluster (by its uid and keys), or one that the location trusts with all namespaces, has
 // signed the names, or if the location's administrator trusts each writer. Trust with some namespaces
-// does not extend to others' volumes. sealed says that the signature covers the names.
+// does not suffice. sealed says that the signature covers the names.
 func TrustsHandles(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, clusterUID string, keys []string, sealed bool) bool {
 	switch {
 	case location.Spec.TrustSnapshotHandles:

@@ -21,8 +21,8 @@ type Records interface {
 	List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.StorageLocationList, error)
 }
 
-// Known finds StorageLocations in an informer, and asks the cluster for missing ones: a client that
-// creates a location and then a backup may be faster than the informer.
+// Known asks the cluster for StorageLocations that the informer lacks: a client that creates a location
+// and then a backup may be faster.
 type Known struct {
 	Lister enginelisters.StorageLocationNamespaceLister
 	Live   Records
@@ -37,8 +37,7 @@ func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLoc
 	return k.Live.Get(ctx, name, metav1.GetOptions{})
 }
 
-// Defaults returns the sorted names of Holdfast's default locations. It asks the cluster if the
-// informer knows none.
+// Defaults returns the sorted names of Holdfast's default locations, if need be from the cluster.
 func (k Known) Defaults(ctx context.Context) ([]string, error) {
 	cached, err := k.Lister.List(labels.Everything())
 	if err != nil {

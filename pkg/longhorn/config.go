@@ -19,7 +19,7 @@ const (
 	MaxConfigBytes = 256 << 10
 	// Labels are users' text of any length.
 	maxLabels = 256
-	// DefaultBlockBytes is the block size of backups that do not state it.
+	// DefaultBlockBytes is the default block size.
 	DefaultBlockBytes = 2 << 20
 )
 
@@ -27,11 +27,11 @@ const (
 type Volume struct {
 	Name string
 	// SizeBytes, Labels and the fields from StorageClass on are the newest finished backup's; Created
-	// is the begin of the first.
+	// is the first's.
 	SizeBytes int64
 	Labels    map[string]string
 	Created   time.Time
-	// LastBackup may be empty or wrong although there are backups.
+	// LastBackup may be empty or wrong despite backups.
 	LastBackup, LastBackupAt string
 	// Blocks is about the number of used blocks.
 	Blocks                             int64
@@ -44,7 +44,7 @@ type Volume struct {
 type Backup struct {
 	Name, VolumeName, SnapshotName string
 	SnapshotCreated                time.Time
-	// Finished is false for a running or failed backup; then only the names and Compression are set.
+	// Finished is false for a running or failed backup, with only the names and Compression.
 	Finished bool
 	Created  time.Time
 	// SizeBytes counts whole blocks with data.
@@ -59,7 +59,7 @@ type Backup struct {
 // Checksum is a block's hash and name.
 type Checksum [32]byte
 
-// BlockBytes returns the size of the backup's blocks.
+// BlockBytes returns the block size.
 func (b *Backup) BlockBytes() int64 {
 	if size, err := strconv.ParseInt(b.Parameters["backup-block-size"], 10, 64); err == nil && size > 0 {
 		return size
@@ -178,8 +178,8 @@ func ReadBackup(r io.Reader, block func(Checksum) error) (*Backup, error) {
 	return &b, nil
 }
 
-// ReadImage reads a backing image's file, with its blocks if block is not nil, and reports whether it
-// is complete.
+// ReadImage reads a backing image's file, with blocks if block is not nil, and reports whether it is
+// complete.
 func ReadImage(r io.Reader, block func(Checksum) error) (complete bool, err error) {
 	var completed string
 	err = readObject(r, func(key string) any {
@@ -225,8 +225,8 @@ func blocksOf(block func(Checksum) error) func(*json.Decoder) error {
 	}
 }
 
-// readObject reads a JSON object by key into the values that field returns; nil skips a key. blocks, if
-// not nil, reads the key Blocks, which alone is unbounded.
+// readObject reads a JSON object by key into the values of field; nil skips a key. blocks, if not nil,
+// reads the key Blocks, which alone is unbounded.
 func readObject(r io.Reader, field func(key string) any, blocks func(*json.Decoder) error) error {
 	limited := &bounded{r: r, left: MaxConfigBytes}
 	decoder := json.NewDecoder(limited)

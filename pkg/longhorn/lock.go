@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// LockType is a lock's purpose. Locks of one type don't exclude each other.
+// LockType is a lock's purpose. Equal types don't exclude each other.
 type LockType int
 
 const (
@@ -19,7 +19,7 @@ const (
 
 // The protocol of locks, which all writers follow.
 const (
-	// LockSettles is the wait between writing a lock and looking at others.
+	// LockSettles is the wait after writing a lock, before looking at others.
 	LockSettles = 2 * time.Second
 	// LockRefreshed is the interval of renewals.
 	LockRefreshed = time.Minute

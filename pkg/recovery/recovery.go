@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store,
-// encrypted for recovery keys: public keys of age, whose private halves are outside the cluster. A
-// private one recovers all keys of the store.
+// encrypted for recovery keys: public keys of age, whose private halves are outside the cluster.
 package recovery
 
 import (
@@ -28,7 +27,7 @@ const maxKeyBytes = 32 << 10
 // ErrOtherIdentity means that no private key at hand decrypts a key.
 var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
 
-// Validate fails unless all are recovery keys. The error never quotes one, which may be private.
+// Validate fails unless all are recovery keys. The error quotes none, since it may be private.
 func Validate(recoveryKeys []string) error {
 	_, err := recipients(recoveryKeys)
 	return err
@@ -66,8 +65,8 @@ type Repository struct {
 	VolumeNamespace, Location string
 }
 
-// Keep ensures that the store has a repository's key, encrypted for all recovery keys and signed. Other
-// keys, or sets of recovery keys, have their own objects, which stay.
+// Keep ensures that the store has a repository's key, encrypted for all recovery keys and signed.
+// Objects for other keys, or sets of recovery keys, stay.
 func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, recoveryKeys []string) error {
 	fingerprint, err := key.Fingerprint(of.VolumeNamespace)
 	if err != nil {
@@ -146,7 +145,7 @@ func encrypt(plain string, recipients []age.Recipient) (string, error) {
 	return text.String(), nil
 }
 
-// read reads a wrapped key. It is spoilt if it is none, or not correctly signed.
+// read reads a wrapped key. It is spoilt if it is none, or wrongly signed.
 func read(ctx context.Context, st store.Reader, key string) (wrapped *format.WrappedKey, spoilt bool, err error) {
 	content, err := st.Get(ctx, key)
 	if err != nil {
@@ -162,7 +161,7 @@ func read(ctx context.Context, st store.Reader, key string) (wrapped *format.Wra
 	return wrapped, false, nil
 }
 
-// Find reads all wrapped keys of a store, and reports spoilt ones by told.
+// Find reads a store's wrapped keys, and reports spoilt ones by told.
 func Find(ctx context.Context, st store.Reader, told func(error)) (found []format.WrappedKey, err error) {
 	for object, err := range st.List(ctx, format.WrappedKeysPrefix, store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -203,8 +202,7 @@ func Identities(file io.Reader) ([]Identity, error) {
 	return found, nil
 }
 
-// Unwrap decrypts a repository's wrapped key. It fails with ErrOtherIdentity if it is encrypted for
-// others.
+// Unwrap decrypts a repository's wrapped key. It fails with ErrOtherIdentity for other recovery keys.
 func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, error) {
 	key, err := decrypt(wrapped, identities)
 	if err != nil {

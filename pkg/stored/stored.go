@@ -37,14 +37,14 @@ var (
 	ErrManifest = errors.New("the manifest is not the one that the backup was stored with: somebody has replaced or removed it")
 )
 
-// wholeBytes is the size up to which a manifest is read in full and compared: some 15,000 items.
+// wholeBytes bounds manifests that are read in full and compared: some 15,000 items.
 const wholeBytes = 1 << 20
 
 // Backup is a backup in its store.
 type Backup struct {
 	Store     store.Ranger
 	StoreName string
-	// ManifestDigest is the stored manifest's SHA-256 in hexadecimal; empty if unknown.
+	// ManifestDigest is the manifest's SHA-256 in hexadecimal; empty if unknown.
 	ManifestDigest string
 	// Encryption is the Backup's status.encryption, with its Keys.
 	Encryption *v1alpha1.BackupEncryption
@@ -85,7 +85,7 @@ func (b Backup) Index(ctx context.Context) (*manifest.Index, error) {
 	}, int64(len(whole)))
 }
 
-// lacking returns ErrManifest for a missing manifest if the backup was stored with one.
+// lacking returns ErrManifest for a missing manifest that was stored.
 func (b Backup) lacking(err error) error {
 	if b.ManifestDigest != "" && errors.Is(err, store.ErrNotFound) {
 		return ErrManifest
@@ -153,7 +153,7 @@ type Scanned struct {
 	Content []byte
 }
 
-// Object reads an item's JSON, in one request, and in up to four if the backup is encrypted.
+// Object reads an item's JSON, in one request, or up to four if encrypted.
 func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error) {
 	length, err := archive.PartBytes(item.Place.Offset, item.Size)
 	if err != nil {

@@ -6,11 +6,10 @@
 //
 // A block is removed only if all backups of the volume were read, their names have not changed
 // meanwhile, none names the block or is unfinished, and our lock was valid throughout. A backup that
-// Longhorn begins meanwhile sees the lock and gives up; one that slept beyond its own lock has left an
-// unfinished file.
+// Longhorn begins meanwhile sees the lock and gives up, or has slept and left an unfinished file.
 //
 // Unlike in Longhorn's library, LastBackupName names the newest good backup even beside bad ones, since
-// otherwise the next backup is full; volume.cfg is written only when it changes.
+// otherwise the next backup is full.
 package deletion
 
 import (
@@ -43,7 +42,7 @@ type Store interface {
 	store.Reader
 	store.Writer
 	store.Remover
-	// Remove removes any version of a key: names of blocks and locks are used once.
+	// Remove removes any version: blocks' and locks' names are used once.
 	Remove(ctx context.Context, key string) error
 }
 
@@ -53,10 +52,10 @@ type Deleter struct {
 	Clock clock.WithTicker
 }
 
-// Result is the result of a successful deletion.
+// Result is a successful deletion's result.
 type Result struct {
 	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume collects
-	// them without the cause.
+	// them, if possible.
 	Kept string
 }
 
@@ -65,8 +64,8 @@ func (d *Deleter) Backup(ctx context.Context, volume, backup string) (result Res
 	return d.Backups(ctx, volume, []string{backup}, false)
 }
 
-// Backups deletes backups of a volume, and the blocks that no other needs. With whole it also deletes
-// the volume, unless it has other backups.
+// Backups deletes backups of a volume, and the blocks that no other needs; with whole also the volume,
+// unless it has other backups.
 func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, whole bool) (result Result, err error) {
 	for _, backup := range backups {
 		if !longhorn.ValidName(volume) || !longhorn.ValidName(backup) {
@@ -129,7 +128,7 @@ func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, 
 	return result, d.edit(ctx, lock, volume, longhorn.VolumeEdit{Blocks: &blocks})
 }
 
-// Volume deletes a volume with all its backups. Its file is removed last, before our lock.
+// Volume deletes a volume with all its backups, and last its file and our lock.
 func (d *Deleter) Volume(ctx context.Context, volume string) error {
 	if !longhorn.ValidName(volume) || volume == longhorn.ImagesVolume {
 		return fmt.Errorf("there can't be a volume %q", volume)
@@ -251,7 +250,7 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 }
 
 type remains struct {
-	// spoilt says which of them prevents the collection of blocks, and why.
+	// spoilt says which of them prevents the collection, and why.
 	spoilt string
 
 	mu   sync.Mutex

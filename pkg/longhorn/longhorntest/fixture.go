@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorntest gives tests stores of Longhorn's format: one written by its own library, with
-// the library's view of it, and generated ones, whose generator is tested against the first.
+// Package longhorntest gives tests stores of Longhorn's format: one by its own library, with the
+// library's view of it, and generated ones, whose generator is tested against the first.
 package longhorntest
 
 import (
@@ -33,8 +33,8 @@ type File struct {
 	ModTime time.Time
 }
 
-// Fixture returns a store that Longhorn's library wrote. db-data has a failed backup and a running one
-// with its lock; ghost-vol is only a lock.
+// Fixture returns a store by Longhorn's library. db-data has a failed backup and a running one with its
+// lock; ghost-vol is only a lock.
 func Fixture(t testing.TB) []File {
 	t.Helper()
 	unzipped, err := gzip.NewReader(bytes.NewReader(fixture))

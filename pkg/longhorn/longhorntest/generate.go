@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// VolumeConfig is volume.cfg as Longhorn's library writes it.
+// VolumeConfig is the library's volume.cfg.
 type VolumeConfig struct {
 	Name                 string
 	Size                 int64 `json:",string"`
@@ -34,7 +34,7 @@ type VolumeConfig struct {
 	DataEngine           string `json:",string"`
 }
 
-// BackupConfig is a backup's file as Longhorn's library writes it.
+// BackupConfig is the library's file of a backup.
 type BackupConfig struct {
 	Name                  string
 	VolumeName            string
@@ -63,7 +63,7 @@ type BlockConfig struct {
 type Shape struct {
 	// Volumes have Backups each, of Blocks each.
 	Volumes, Backups, Blocks int
-	// WriteBlocks also writes the blocks, with short content unrelated to their names.
+	// WriteBlocks also writes blocks, with short content unrelated to their names.
 	WriteBlocks bool
 	// Namespaces may be 0: then volumes name none.
 	Namespaces int

@@ -24,8 +24,8 @@ const (
 	RoleOfLocation = "arn:aws:iam::111122223333:role/backups"
 )
 
-// Cloud is a fake of AWS's services that give pods credentials: STS, the agent of EKS Pod Identity, and
-// a node's metadata service. It gives a session only for the pod's current token.
+// Cloud fakes AWS's services that give pods credentials: STS, the agent of EKS Pod Identity, and a
+// node's metadata service. It gives a session only for the pod's current token.
 type Cloud struct {
 	// ExternalID must be named to assume RoleOfLocation.
 	ExternalID string
@@ -51,7 +51,7 @@ type cloudFailure struct {
 	code, message string
 }
 
-// NewCloud starts a cloud until the test ends, and hides the machine's identity.
+// NewCloud starts a cloud for a test, without the machine's identity.
 func NewCloud(t *testing.T) *Cloud {
 	t.Helper()
 	folder := t.TempDir()
@@ -77,25 +77,25 @@ func NewCloud(t *testing.T) *Cloud {
 	return c
 }
 
-// ServiceAccounts sets the variables of a pod with a role for its service account (IRSA).
+// ServiceAccounts sets a pod's variables for its service account's role (IRSA).
 func (c *Cloud) ServiceAccounts(t *testing.T) {
 	t.Setenv("AWS_ROLE_ARN", RoleOfPods)
 	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", c.tokenFile)
 }
 
-// PodIdentity sets the variables of a pod with EKS Pod Identity.
+// PodIdentity sets a pod's variables with EKS Pod Identity.
 func (c *Cloud) PodIdentity(t *testing.T) {
 	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", c.url+"/v1/credentials")
 	t.Setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", c.tokenFile)
 }
 
-// Node sets the variables of a pod with its node's role.
+// Node sets a pod's variables with its node's role.
 func (c *Cloud) Node(t *testing.T) { t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", c.url) }
 
-// TokenFile returns the name of the file with the pod's token.
+// TokenFile returns the file with the pod's token.
 func (c *Cloud) TokenFile() string { return c.tokenFile }
 
-// RotateToken replaces the pod's token, as the kubelet does. The former one becomes invalid.
+// RotateToken replaces the pod's token, as the kubelet does.
 func (c *Cloud) RotateToken(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
@@ -134,7 +134,7 @@ func (c *Cloud) Asked(kind string) int {
 	return c.asked[kind]
 }
 
-// Leaked returns whether a text has a token or a secret of this cloud.
+// Leaked returns whether a text has a token or secret of this cloud.
 func (c *Cloud) Leaked(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

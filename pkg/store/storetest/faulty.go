@@ -58,7 +58,7 @@ type Faulty struct {
 	peak   int
 }
 
-// NewFaulty wraps a store. Without faults it behaves as the store does.
+// NewFaulty wraps a store. Without faults it behaves alike.
 func NewFaulty(inner Store, clock clock.Clock) *Faulty {
 	return &Faulty{inner: inner, clock: clock, counts: map[Operation]int{}}
 }
@@ -88,7 +88,7 @@ func (f *Faulty) Counts() map[Operation]int {
 	return counts
 }
 
-// Peak returns the maximum of concurrent Gets since the last Reset, from call to Close.
+// Peak returns the maximum of concurrent Gets, until Close, since the last Reset.
 func (f *Faulty) Peak() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ServiceAccount returns the Secret of a Google service account. A server on loopback gives it the
-// token until the test ends, with the status of a non-nil function.
+// ServiceAccount returns a Google service account's Secret. A server on loopback gives it the token
+// during the test, with the status of a non-nil function.
 func ServiceAccount(t testing.TB, token string, status func() int) map[string][]byte {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

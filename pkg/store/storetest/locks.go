@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Locks are the objects' locks in a fake bucket with object lock, by Wrap for FakeS3. Locked writes are
-// as strict as Locked. Without versions, a removal or a write forgets the lock.
+// Locks are the objects' locks in a fake bucket, by Wrap for FakeS3, as strict as Locked. Without
+// versions, a removal or a write forgets the lock.
 type Locks struct {
 	mu        sync.Mutex
 	of        map[string]ObjectLock // by key
@@ -118,7 +118,7 @@ type retention struct {
 	RetainUntilDate time.Time
 }
 
-// retention serves an object's lock. It is never shortened, and its mode stays.
+// retention serves a lock, which is never shortened, and keeps its mode.
 func (l *Locks) retention(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	head := r.Clone(r.Context())
 	head.Method, head.URL.RawQuery, head.Body = http.MethodHead, "", http.NoBody

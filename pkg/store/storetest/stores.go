@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package storetest tests stores: a suite for every implementation of package store, stores for tests,
-// and Faulty, which fails on request.
+// and Faulty.
 package storetest
 
 import (
@@ -52,8 +52,8 @@ func Filesystem(t testing.TB) *store.Bucket {
 	}, nil)
 }
 
-// FakeS3 runs an S3 server in memory until the test ends, with one empty bucket. wrap, if not nil, sees
-// every request first.
+// FakeS3 runs an S3 server in memory during the test, with one empty bucket. wrap, if not nil, sees
+// requests first.
 func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location enginev1alpha1.StorageLocationSpec, secret map[string][]byte) {
 	t.Helper()
 	const bucket = "backups"
@@ -81,8 +81,8 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 		}
 }
 
-// withConditions adds the conditions that the fake ignores: of removals, and of the end of a multipart
-// upload. These exclude other writes.
+// withConditions adds conditions that the fake ignores: of removals, and of the end of a multipart
+// upload, which exclude other writes.
 func withConditions(next http.Handler) http.Handler {
 	var mu sync.RWMutex
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,8 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Run runs the suite. open returns a new empty store each time, below a folder; the same store may also
-// be opened twice.
+// Run runs the suite. open returns a new empty store, below a folder, which may also be opened twice.
 func Run(t *testing.T, open func(t *testing.T) Store) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"read after write":     testReadAfterWrite,
@@ -235,7 +234,7 @@ func testConcurrentWriters(t *testing.T, s Store) {
 	}
 }
 
-// levels has names around the slash in the order of bytes: "-" and "." before, "0" after.
+// levels has names around the slash in the order of bytes.
 var levels = []string{"x/a-b", "x/a.b", "x/a/1", "x/a/2", "x/a0", "x/b/c/d/e", "x/c", "xx/a", "y"}
 
 func testListLevel(t *testing.T, s Store) {
@@ -493,8 +492,8 @@ func testConcurrentRemovers(t *testing.T, s Store) {
 	RemoveConcurrently(t, s, "race/object-%d")
 }
 
-// RemoveConcurrently checks concurrent removals and writes of an object: each successful write was
-// seen, or is there. It repeats that with numbers in the key.
+// RemoveConcurrently checks that each successful write of an object was seen, or is stored, beside
+// concurrent removals. It repeats that with numbers in the key.
 func RemoveConcurrently(t *testing.T, s Store, pattern string) {
 	t.Helper()
 	for round := range 8 {

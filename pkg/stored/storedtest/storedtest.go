@@ -33,7 +33,7 @@ type Object struct {
 	Content         []byte
 }
 
-// Items returns a manifest's items for the objects, in order, and writes the tarball.
+// Items writes the tarball, and returns the objects' items, in order.
 func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	t.Helper()
 	w, err := archive.NewWriter(tarball, time.Unix(1, 0), "uid")
