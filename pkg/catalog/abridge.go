@@ -24,8 +24,7 @@ const (
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
-// keeps the end, expiration and namespaces, for lists and restores by name. A long selection becomes
-// everything, never less.
+// keeps the end, expiration and namespaces. A long selection becomes everything, never less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)
 	if size <= maxForeign {

@@ -14,8 +14,8 @@ import (
 // missedVersions differ from all present versions, to cause a read.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked returns the read rows of a bare entry, and known ones that are missing but not deleted
-// here. A row leaves when a second listing lacks it, but none while nothing is read, unless the loss is
+// keepLocked returns the rows of a bare entry: those read, and missing ones that were not deleted here.
+// A row leaves when a second listing lacks it, but none while nothing is read, unless the loss is
 // accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
@@ -64,7 +64,7 @@ func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }
 
-// Emptied returns a suspicion if the store has lost all rows of bare entries, or "".
+// Emptied returns a suspicion if the store has lost all rows of bare entries.
 func (c *Catalog) Emptied(location string) (suspicion string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

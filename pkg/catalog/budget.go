@@ -16,9 +16,8 @@ import (
 )
 
 // Each location has a bound for backups that neither this nor a trusted cluster has signed:
-// docs/catalogue.md ("Backups that others write"). Their order depends only on the store's content; the
-// first that does not fit, and all later ones, are omitted. They count as present, and are read again
-// when there is room, or the trusted clusters change.
+// docs/catalogue.md ("Backups that others write"). Their order depends only on the store's content.
+// From the first that does not fit on, they are omitted, but count as present.
 
 // DefaultForeignBytes is the default of SetForeignBytes.
 const DefaultForeignBytes = 64 << 20
@@ -87,7 +86,7 @@ func isVouchedFor(backup *v1alpha1.Backup) bool {
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
-// weigh returns the place of a backup, or of a volume's folder, which is never signed.
+// weigh returns an entry's place. A volume's folder is never signed.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	if backup == nil {
 		w := weight{class: weightForeign, bytes: entryBytes + rows.footprint()}
@@ -228,7 +227,7 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut requests a read of omitted entries, and of abridged backups that are trusted now.
+// readLeftOut requests reads of omitted entries, and of abridged backups that are trusted now.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -54,20 +54,20 @@ type Catalog struct {
 	recorded     map[types.UID]map[BackupID]bool // guarded by mu
 
 	// version and floor are for the next Snapshot; taken is the current one, or nil. epoch counts
-	// snapshots, copied their copied bytes. Guarded by mu.
+	// snapshots, copied their bytes. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
 	// guarded by mu
 	resting int64
-	// withdrawn counts rows that left a namespace, whose readers may have lost access; guarded by mu.
+	// withdrawn counts rows that readers may no longer see; guarded by mu.
 	withdrawn uint64
 }
 
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one; nil
-	// for an unfinished backup and a bare entry.
+	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one, or
+	// nil.
 	backup  *v1alpha1.Backup
 	rows    *packedRows
 	deleted []bool
@@ -90,19 +90,19 @@ type entry struct {
 	versions                   map[string]string
 	digests                    Digests
 
-	// shadowed entries have a suffix: another location's entry with this store name precedes, or the
-	// location shows an earlier time.
+	// shadowed entries have a suffix, since another location's entry with the store name precedes, or
+	// the location shows an earlier time.
 	shadowed bool
 	held     *held
 
-	// weight is its place among the foreign entries, while counted. leftOut entries are not listed;
-	// again requests a read.
+	// weight is its place among foreign entries, while counted. leftOut entries are not listed; again
+	// requests a read.
 	weight                  weight
 	counted, leftOut, again bool
 
 	recordedAt time.Time
 	listedAt   time.Time
-	// missingSince is the start of the first listing that has lacked it since; zero if none.
+	// missingSince is the start of the first listing that lacked it since; zero if none.
 	missingSince time.Time
 	suspect      bool
 	// askedAt is the start of the latest read without a finished backup.
@@ -115,21 +115,19 @@ func (e *entry) known() bool { return e.backup != nil || e.bare }
 
 // Content is an entry's content as read.
 type Content struct {
-	// Backup is the metadata, whose origin decides where it is listed; nil for a folder of one volume.
+	// Backup is the metadata, whose origin decides where it is listed; nil for a bare entry.
 	Backup *v1alpha1.Backup
 	// Volumes are volumes or volume backups. Packed replaces them unless empty.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
-	// Trusted lists a bare entry's volume backups in their namespaces, except the system namespace,
-	// which lists all others.
+	// Trusted lists a bare entry's volume backups in their namespaces instead of the system namespace.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
 	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
 	Replaced     string
 	VolumesError string
-	// Versions are the objects' versions, by the layout's names; nil if the layout detects changes
-	// otherwise.
+	// Versions are the objects', by the layout's names; nil if the layout detects changes otherwise.
 	Versions map[string]string
 	Digests  Digests `json:",omitzero"`
 }
@@ -243,7 +241,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a read from begun on found no finished backup. It keeps earlier content.
+// PutUnfinished records a read from begun on without a finished backup. It keeps earlier content.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -427,8 +425,8 @@ type group struct {
 
 func (e *entry) group() group { return group{e.storeName, e.bare} }
 
-// setLocked changes an entry's content; backup is nil for none or a bare one. It unlists all changed
-// rows before it lists any, since they may exchange names.
+// setLocked changes an entry's content; backup may be nil. It unlists all changed rows before it lists
+// any, since they may exchange names.
 func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Changes are a change's effects on the lists. A new uid means another object. Volume backups are too
-// many; see History.
+// Changes are a change's effects on the lists. A new uid means another object. History has volume
+// backups.
 type Changes struct {
 	Backups Delta[*v1alpha1.Backup]
 	Volumes Delta[*v1alpha1.BackupVolume]
@@ -36,8 +36,7 @@ func (c *Changes) Empty() bool {
 
 func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 
-// recorder collects one change's objects; nil if removed. Volumes are only marked, and built at the
-// end.
+// recorder collects one change's objects; nil if removed. Volumes are built at the end.
 type recorder struct {
 	backups map[types.NamespacedName]*v1alpha1.Backup
 	volumes map[types.NamespacedName]bool

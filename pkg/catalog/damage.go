@@ -57,8 +57,8 @@ func (p *packedRows) namespaces() (all []string) {
 	return all
 }
 
-// damagedLocked sets the state Damaged of rows that need lost data, and the backup's condition. With
-// restored data, rows become Completed.
+// damagedLocked sets the state Damaged of rows that need lost data, or Completed, and the backup's
+// condition.
 func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedRows, deleted []bool) *packedRows {
 	placed.Status.Conditions = slices.DeleteFunc(slices.Clone(placed.Status.Conditions), func(is metav1.Condition) bool {
 		return is.Type == v1alpha1.ConditionVolumesDamaged

@@ -92,8 +92,8 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	return entries
 }
 
-// deletedLocked returns an entry's deleted rows, by the store's trusted change or a record, or nil. It
-// updates the backup's counts.
+// deletedLocked returns the rows deleted by the store's trusted change or a record, or nil, and updates
+// the backup's counts.
 func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {

@@ -14,13 +14,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MaxChanges bounds a backup's changes that are read, and the keys kept beside a folder.
+// MaxChanges bounds a backup's changes that are read, and the keys kept for a folder.
 const MaxChanges = 100
 
 const crowdMark = ".expiration-*"
 
-// Crowd stands for a store name's changes with too many keys, which a read of the backup lists; sum is
-// of all.
+// Crowd stands for a store name's changes with too many keys, by the sum of all.
 func Crowd(storeName string, sum []byte) string {
 	return format.BackupsPrefix + storeName + crowdMark + hex.EncodeToString(sum)
 }
@@ -38,8 +37,7 @@ func changed(key string) (storeName string, ok bool) {
 }
 
 // ObserveChanges takes the listed keys of expiration changes, or a Crowd, of entries whose names holds
-// (nil: all) accepts, after ObserveListing. It returns the store names of backups with new changes. A
-// change is never rewritten.
+// (nil: all) accepts, after ObserveListing. It returns the store names of backups with new changes.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
@@ -88,8 +86,8 @@ func changesOf(keys []string, backup types.UID) []string {
 	return newest[:min(len(newest), MaxChanges)]
 }
 
-// applyChangesLocked applies and returns the newest valid expiration change, or nil. The backup's
-// cluster must have signed it, with the same key or another known one.
+// applyChangesLocked applies and returns the newest valid expiration change, or nil. A known key of the
+// backup's cluster must have signed it.
 func (c *Catalog) applyChangesLocked(e *entry, backup *v1alpha1.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0

@@ -18,7 +18,7 @@ import (
 )
 
 // History is all volume backups at one version, ordered by namespace, volume and time. It is immutable,
-// and free to take: the catalogue copies on later changes.
+// and free to take: later changes copy.
 type History struct {
 	Version uint64
 	// Copied totals the bytes copied for Histories. A difference estimates the older one's memory.
@@ -114,8 +114,8 @@ func (l Likeness) Method() string { return l.shape.Value().method }
 // Labels returns the objects' labels.
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
-// Rows yields, from a position, wanted volumes' rows of a namespace, or of all if empty. Then rows may
-// name any backup.
+// Rows yields, from a position, wanted volumes' rows of a namespace, or of all if empty, with all
+// names.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {

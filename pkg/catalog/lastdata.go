@@ -24,9 +24,9 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData returns the sorted claims whose newest data a backup has: no other good backup of
-// this cluster has newer data. Only existing namespaces count; a recreated one continues the
-// former. Backups that are being deleted, as going reports, don't count.
+// LastData returns the sorted claims whose newest data a backup has, among this cluster's good backups.
+// Only existing namespaces count; a recreated one continues the former. Backups that are being deleted,
+// as going reports, don't count.
 func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -50,7 +50,7 @@ func (c *Catalog) isGoodLocked(h *held) bool {
 }
 
 // Holders returns the uids of up to most good backups of this cluster with a claim's data, newest
-// first. A former namespace of the name does not count.
+// first, without a former namespace's.
 func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -123,8 +123,8 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
-// holds reports whether a row is restorable data of a claim. Snapshots in a volume's storage are
-// restored only from this cluster's backups.
+// holds reports whether a row is restorable data of a claim. Snapshots in a volume's storage are only
+// restored from this cluster's backups.
 func holds(h *held, r row) bool {
 	s := r.shape.Value()
 	own := h.row != nil && h.row.Status.Origin != nil && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn
@@ -134,7 +134,7 @@ func holds(h *held, r row) bool {
 // inStorage reports whether a row is no second copy of the data: it supersedes none.
 func inStorage(r row) bool { return r.shape.Value().method == MethodInStorage }
 
-// canBring reports whether this cluster vouches for a restorable backup. Rows have doubts about
+// canBring reports whether this cluster vouches for a restorable backup, apart from doubts about
 // volumes.
 func canBring(h *held) bool {
 	if h.row == nil {

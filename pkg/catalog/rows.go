@@ -48,8 +48,8 @@ type oddity struct {
 	repeat                                      uint32
 }
 
-// packedRows are an entry's immutable rows, or nil. There may be a million, so cells have no pointers
-// for the garbage collector to scan.
+// packedRows are an entry's immutable rows, or nil. There may be a million: so cells have no pointers,
+// which the garbage collector would scan.
 type packedRows struct {
 	cells []cell
 	// shapes has one for each row, or for all. Lists of the same volumes share them.

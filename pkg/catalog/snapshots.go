@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes stored by snapshots. MethodMoved with a snapshot's id is in a repository, and can
-// be restored. MethodInStorage is in the volume's own storage.
+// Methods of volumes stored by snapshots. MethodMoved with a snapshot's id is in a repository, and
+// restorable. MethodInStorage is in the volume's own storage.
 const (
 	MethodInStorage = "csi-snapshot"
 	MethodMoved     = "csi-snapshot-moved"

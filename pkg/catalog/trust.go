@@ -115,8 +115,7 @@ func (c *Catalog) setTrust(set func(*trust) bool) bool {
 	return set(&c.trust)
 }
 
-// replace moves entries to their present place, one by one for short locks. A concurrent Put does so
-// itself.
+// replace moves entries to their present place, one by one for short locks.
 func (c *Catalog) replace(concerned func(*entry) bool) {
 	c.mu.RLock()
 	var entries []*entry
@@ -164,8 +163,8 @@ func (e *entry) isOf(namespaces map[string]bool) bool {
 	return false
 }
 
-// placeLocked places a backup and rows, and returns the deleted rows. It depends only on the entry's
-// claims and on trust.
+// placeLocked places a backup and rows, by the entry's claims and trust alone, and returns the deleted
+// rows.
 func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows) (*v1alpha1.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
@@ -254,8 +253,8 @@ func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
 	return v
 }
 
-// reachesLocked reports whether a backup is listed in the present namespace of its name. Our own is, if
-// that is or continues its namespace, or does not exist.
+// reachesLocked reports whether a backup is listed in its name's present namespace. Our own is, if that
+// is or continues its namespace, or does not exist.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
 		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {

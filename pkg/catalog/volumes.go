@@ -114,8 +114,7 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-// canExist reports whether the names are valid, since they become names in the API: a pod's volume, or
-// a claim without a pod.
+// canExist reports whether the names are valid, since they become names in the API.
 func (v *Volume) canExist() bool {
 	inPod := len(validation.IsDNS1123Subdomain(v.PodName)) == 0 && len(validation.IsDNS1123Label(v.PodVolume)) == 0
 	noPod := v.PodName == "" && v.PodVolume == "" && v.ClaimName != ""
@@ -334,8 +333,7 @@ func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	return v1alpha1.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
-// pseudonym replaces a name that may not be named. It is derived from the uid, against guesses of
-// names.
+// pseudonym replaces a name that may not be named, by its uid, which can't be guessed.
 func (h *held) pseudonym() string {
 	uid := format.DerivedUID("another backup", h.location, h.storeName, string(h.backup.UID))
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
@@ -513,8 +511,8 @@ func (v *volume) object() *v1alpha1.BackupVolume {
 	return object
 }
 
-// named returns a copy of the BackupVolume with its last backup's name, for lists over all namespaces;
-// nil if nothing changes.
+// named returns a copy of the BackupVolume with its last backup's name, for lists over all namespaces,
+// or nil.
 func (v *volume) named(object *v1alpha1.BackupVolume) *v1alpha1.BackupVolume {
 	if v.last.held == nil || object.Status.LastBackup != nil {
 		return nil

@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	// FormatVersion is the layout's version, a string to Velero. It reads versioned folders from
-	// "1.1.0" on; its design gives "1.2.0" to backups with a manifest.
+	// FormatVersion is the layout's version. Velero reads versioned folders from "1.1.0" on; its design
+	// gives "1.2.0" to backups with a manifest.
 	FormatVersion = "1.2.0"
 	// MaxMetadataBytes bounds velero-backup.json. etcd's limit of 1.5 MiB keeps valid ones smaller.
 	MaxMetadataBytes = 2 << 20
@@ -61,8 +61,8 @@ const (
 	AnnotationPhase = "holdfast.io/phase"
 	// AnnotationContents has the other objects' sizes and digests, as JSON of Contents.
 	AnnotationContents = "holdfast.io/contents"
-	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. Every backup of all
-	// namespaces has it, so it is no warning.
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut, no warning, since every
+	// backup of all namespaces has it.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
 	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"

@@ -93,9 +93,9 @@ func contentsOf(annotations map[string]string) (Contents, error) {
 	return contents, nil
 }
 
-// Mark writes a backup's uid into the header of a gzipped file, which readers ignore. Stores know
-// versions by their bytes: else removing one backup's empty list could remove another's of the same
-// name. The file must have no optional header.
+// Mark writes a backup's uid into the header of a gzipped file, which readers ignore and which must
+// have no optional header. Stores know versions by their bytes: else removing one backup's empty list
+// could remove another's of the same name.
 func Mark(compressed []byte, uid types.UID) []byte {
 	const (
 		headerBytes = 10

@@ -18,15 +18,14 @@ const (
 	fingerprintIterations = 600_000
 )
 
-// GeneratedKey returns the bytes of a key that Holdfast made, and false for one that may have been
-// chosen.
+// GeneratedKey returns the bytes of a key that Holdfast made; false for one that may have been chosen.
 func GeneratedKey(key string) ([]byte, bool) {
 	raw, err := base64.RawURLEncoding.DecodeString(key)
 	return raw, err == nil && len(raw) == GeneratedKeyBytes
 }
 
 // KeyFingerprint identifies a repository's key publicly, as 32 hexadecimal digits: the beginning of a
-// generated key's SHA-256. That could reveal a chosen key, whose fingerprint so costs as much as an
+// generated key's SHA-256. That could reveal a chosen key, so its fingerprint costs as much as an
 // attempt to open the repository.
 func KeyFingerprint(key, namespace string) (string, error) {
 	if _, generated := GeneratedKey(key); generated {

@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Handover is the content of HandoverKey: a backup with stored objects, some of whose volumes are still
-// to be moved out of their snapshots. Later releases read it.
+// Handover is the content of HandoverKey: a backup with stored objects, and with volumes to be moved
+// out of their snapshots. Later releases read it.
 type Handover struct {
 	// Contents are of the stored objects.
 	Contents Contents

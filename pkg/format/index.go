@@ -18,9 +18,8 @@ import (
 )
 
 // A cluster's index has the contents of a location's backups in a few objects: docs/format.md
-// ("Indexes"). No object is written twice. Segments are named by their digest, heads by increasing
-// numbers. The newest head names the segments, and holds newer entries. Its first line is a signed
-// document with the digest of the rest.
+// ("Indexes"). Segments are named by their digest, heads by increasing numbers. The newest head names
+// the segments, and holds newer entries.
 
 const (
 	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects.

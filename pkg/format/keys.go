@@ -37,7 +37,7 @@ func OwnerKey(storeName string) string { return BackupPrefix(storeName) + "holdf
 func CopyKey(storeName string) string { return AttemptKey(storeName, 1) }
 
 // AttemptKey returns the key of an attempt's copy of the metadata, created before it. A later attempt
-// first creates an EncodeRevocation at each earlier one's key.
+// first creates an EncodeRevocation at each earlier key.
 func AttemptKey(storeName string, attempt int) string {
 	if attempt <= 1 {
 		return BackupPrefix(storeName) + "holdfast-backup.json"
@@ -54,8 +54,8 @@ func IsAttemptKey(storeName, key string) bool {
 // MaxAttemptKeys bounds the search.
 const MaxAttemptKeys = 100
 
-// HandoverKey returns the key of the Handover, by which a later attempt moves data of a backup with
-// stored objects. It is removed when the backup has ended.
+// HandoverKey returns the key of the Handover, by which a later attempt moves data. It is removed when
+// the backup has ended.
 func HandoverKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-read.json.gz" }
 
 // TarballKey returns the key of the objects' gzipped tar.
@@ -132,8 +132,7 @@ func StoreName(namespace, name, systemNamespace string) string {
 	return namespace + "." + name
 }
 
-// StoreNameOf returns the store name of a listed folder; false for impossible names, which readers
-// ignore.
+// StoreNameOf returns a listed folder's store name; false for impossible names, which readers ignore.
 func StoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, BackupsPrefix), "/")
 	return name, isFolder && ValidateStoreName(name) == nil

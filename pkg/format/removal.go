@@ -44,7 +44,7 @@ func DecodeRemoval(data []byte) (Removal, error) {
 	return removal, ValidateStoreName(removal.StoreName)
 }
 
-// VolumeRemoval requests the removal of deleted volumes' snapshots, which the backups' changes name. It
+// VolumeRemoval requests the removal of deleted volumes' snapshots, named by the backups' changes. It
 // proves nothing.
 type VolumeRemoval struct {
 	Request types.UID   `json:"request"`

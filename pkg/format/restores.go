@@ -24,7 +24,7 @@ import (
 const RestoresPrefix = "restores/"
 
 // RestoreStoreName returns a restore's name in the store: a backup's, with a digest of the uid, since
-// names are reused, also by other clusters.
+// names are reused.
 func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return StoreName(namespace, name, systemNamespace) + "-" + hex.EncodeToString(sum[:5])
@@ -92,8 +92,8 @@ type RestorePlan struct {
 func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[RestorePlan](r) }
 
 // EncodeRestore encodes RestoreMetadataKey with the cluster and the other objects' contents, signed as
-// a backup's metadata. Without a key or a canonical form, as with a fraction in a hook's container, it
-// is unsigned and untrusted.
+// a backup's metadata. Without a key or a canonical form, as with a fraction in a hook, it is unsigned
+// and untrusted.
 func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
 	restore.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: restoreKind}
@@ -137,8 +137,8 @@ func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster
 	return json.Marshal(restore)
 }
 
-// DecodeRestore returns the restore, its other objects' contents or nil, and the claimed origin. As
-// with DecodeBackup the trust is Foreign, Forged, or empty.
+// DecodeRestore returns the restore, its other objects' contents or nil, and the claimed origin, with
+// the trust of DecodeBackup.
 func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)

@@ -18,9 +18,9 @@ import (
 )
 
 // AnnotationSignature has an Ed25519 signature of the metadata's canonical form without it:
-// docs/format.md ("The signature"). The public key is an annotation, too, but the reader decides
-// whether to trust the signer. The canonical form is RFC 8785's, for exact integers. It begins with
-// apiVersion and kind, so a signature fits no other kind.
+// docs/format.md ("The signature"). The reader decides whether to trust the signer. The canonical form
+// is RFC 8785's, for exact integers. It begins with apiVersion and kind, so a signature fits no other
+// kind.
 
 const maxInteger = 1<<53 - 1
 

@@ -110,8 +110,8 @@ func (m *DataMovementInfo) Stored() string {
 	return ""
 }
 
-// DataUpload is the used part of a data mover's record of an upload, which Velero stores among the
-// backup's objects, in its own namespace.
+// DataUpload is the used part of a data mover's record of an upload, stored among the backup's objects,
+// in Velero's namespace.
 type DataUpload struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {

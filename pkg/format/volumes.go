@@ -84,8 +84,7 @@ type SnapshotSource struct {
 	Nodes *corev1.VolumeNodeAffinity
 	// Kept leaves the snapshot in the volume's storage, and moves no data.
 	Kept bool
-	// KeepLocal is how many of the claim's newest snapshots stay in the storage beside their moved
-	// data.
+	// KeepLocal is how many of the claim's newest snapshots stay beside their moved data.
 	KeepLocal int32
 	// Cut is nil until the snapshot is cut.
 	Cut *SnapshotCut
@@ -167,8 +166,7 @@ func (p *PodVolumeBackup) NamespaceUID() types.UID {
 // SnapshotDriver returns the CSI driver whose snapshot was read, or "".
 func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotationSnapshotDriver] }
 
-// SnapshotHandle returns the handle of a snapshot in its volume's storage; empty if a repository has
-// the data.
+// SnapshotHandle returns the handle of a snapshot in its volume's storage, or "".
 func (p *PodVolumeBackup) SnapshotHandle() string { return p.Annotations[annotationSnapshotHandle] }
 
 // IsDevice reports whether the volume is a block device.

@@ -33,14 +33,13 @@ const (
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
-// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted for
+// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups, encrypted for
 // recovery keys, whose private halves are outside the cluster. Its cluster signs it, since a recovery
 // key suffices to encrypt.
 type WrappedKey struct {
 	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's;
-	// empty for keys that decrypt backups.
+	// Location is the storage location in that cluster. VolumeNamespace is the repository's, or "".
 	Location, VolumeNamespace string
 	Fingerprint               string
 	RecoveryKeys              []string

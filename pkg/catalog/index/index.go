@@ -59,8 +59,8 @@ type opened struct {
 	newest   []byte
 }
 
-// Open finds the newest index of each cluster that clusterCounts accepts before it is read, and judge
-// trusts. An index may be empty; an error is the store's.
+// Open finds the newest index that judge trusts of each cluster that clusterCounts accepts before
+// reading. An index may be empty; an error is the store's.
 func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID string) bool, judge func(clusterUID, publicKey string) Standing) (*Index, error) {
 	numbers := map[string][]int64{}
 	objects := 0
@@ -170,7 +170,7 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 	return f
 }
 
-// Wait returns when no segment is being read, soon after the end of Fetch's context.
+// Wait waits for all reads, which end soon after Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
 // Entries decodes the newest wanted entry of each name that counts, packed, without errors. want is

@@ -32,8 +32,7 @@ const interval = 5 * time.Minute
 
 // LocalCache keeps what a process has read of one location on disk, for the next process. Its entries
 // are judged again when shown, and the store decides. A full, damaged or missing folder only costs
-// time. Removals are written at once, so that no removed backup is shown. After a failure it does
-// nothing.
+// time. Removals are written at once. After a failure it does nothing.
 type LocalCache struct {
 	folder, clusterUID string
 	clock              clock.PassiveClock

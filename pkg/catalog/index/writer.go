@@ -43,8 +43,8 @@ const (
 type Writer struct {
 	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
-	// Exact removes swept entries from every segment. Otherwise a mostly kept segment stays: readers
-	// show only listed names.
+	// Exact removes swept entries from every segment, not only from mostly swept ones: readers show
+	// only listed names.
 	Exact bool
 
 	store   Store
@@ -306,8 +306,8 @@ func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) er
 	return nil
 }
 
-// Clean removes objects of the cluster's index that the newest head does not name, after a grace, if
-// that head is this Writer's.
+// Clean removes objects of the cluster's index, after a grace, that the newest head does not name, if
+// it is this Writer's.
 func (w *Writer) Clean(ctx context.Context) error {
 	named := map[string]bool{}
 	for _, segment := range w.head.Segments {
@@ -333,8 +333,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may still use the newest head before the grace. Objects that later heads name are
-	// younger, and stay.
+	// Readers may still use the newest head before the grace. What later heads name is younger, and
+	// stays.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

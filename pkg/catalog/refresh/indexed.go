@@ -33,8 +33,8 @@ type indexed struct {
 	fetched    index.Fetched
 }
 
-// readIndex starts to read the indexes. The first function waits for the result, which may be nil. stop
-// ends all reading.
+// readIndex starts to read the indexes. The first function waits for the result, or nil; stop ends all
+// reading.
 func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *indexed, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found := make(chan *indexed, 1)
@@ -203,7 +203,7 @@ func (w *worker) confirm(ctx context.Context) {
 }
 
 // confirmOne reports whether the store has decided about an entry. It leaves if its listed folder lacks
-// it; without a listed folder, listings decide: the store may be unmounted.
+// it; without a listed folder, listings decide.
 func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	opened, done, err := w.use(ctx)
 	if err != nil {

@@ -15,14 +15,13 @@ import (
 )
 
 // Layout is a way of storing backups. An entry is the folder of a backup, or of a volume in Longhorn's
-// store. The store.Ranger bounds requests and time, so a layout may start any number. It is stateless,
-// and safe for concurrent use.
+// store. The store.Ranger bounds requests and time. A layout is stateless, and safe for concurrent use.
 type Layout interface {
-	// List lists the entries after a position (empty: all), shard by shard. The caller may stop after
-	// any shard, and continue from its position, even in another process.
+	// List lists the entries after a position (empty: all), shard by shard. The caller may stop, and
+	// continue from any shard's position, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
 	// Read fails with ErrUnfinished for a missing or unfinished entry, with an *UnreadableError for a
-	// permanent fault, and with any other error for a failure of the store.
+	// permanent fault, and with any other error if the store fails.
 	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
 	// Probe checks by the smallest request whether an entry can be read.
 	Probe(ctx context.Context, from store.Ranger, name string) error

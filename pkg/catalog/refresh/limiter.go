@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// limiter adapts the number of concurrent requests to the store. The limit grows with each answer while
-// at least half is used: it doubles each round before the first overload, then grows by one. An
-// overload halves it. It also bounds readers of entries.
+// limiter adapts the number of concurrent requests to the store, and of readers of entries. With each
+// answer while at least half is used, the limit grows: it doubles each round before the first overload,
+// then grows by one. An overload halves it.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64

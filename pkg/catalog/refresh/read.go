@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// read reads one entry into the catalogue, with its faults. It fails if the store fails, or with
+// read reads an entry into the catalogue, with its faults. It fails if the store fails, or with
 // store.ErrNotFound without a finished backup. A refusal is the store's failure, unless other entries
 // are readable.
 func (w *worker) read(ctx context.Context, from store.Ranger, name string, readable bool) error {
@@ -49,8 +49,8 @@ func (w *worker) read(ctx context.Context, from store.Ranger, name string, reada
 	return nil
 }
 
-// readDenied reads refused entries again. If another entry is readable meanwhile, each entry is at
-// fault, else the store. It returns how many remain unread.
+// readDenied reads refused entries again. If another entry is readable meanwhile, they are at fault,
+// else the store. It returns how many remain unread.
 func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []string) (int, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return len(names), nil
@@ -63,7 +63,7 @@ func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []stri
 	return 0, nil
 }
 
-// readSlow reads entries again that timed out. If another entry is readable meanwhile, they become
+// readSlow reads timed-out entries again. If another entry is readable meanwhile, they become
 // unreadable; else the store has failed. It returns the unread names.
 func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string) ([]string, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {

@@ -90,7 +90,7 @@ type Known struct {
 type Options struct {
 	// SystemNamespace gets backups that belong to no namespace here.
 	SystemNamespace string
-	// Interval is the time between polls of a location, within a tenth. Zero means listings only at the
+	// Interval is the time between polls of a location, within a tenth; zero for listings only at the
 	// start and on request.
 	Interval time.Duration
 	// FullInterval is the time between full listings of more than a poll. Default 1 h.
@@ -112,13 +112,11 @@ const (
 	defaultMostReads      = 128
 	defaultRequestTimeout = 30 * time.Second
 	defaultFullInterval   = time.Hour
-	// A failed location waits for firstRetry, doubled each time up to the interval, or to mostRetry
-	// without one.
+	// A failed location waits for firstRetry, doubled each time up to the interval, or mostRetry.
 	firstRetry    = 5 * time.Second
 	mostRetry     = 5 * time.Minute
 	singleReaders = 4
-	// Without consistency, an ended backup may appear late. After singleAttempts the next refresh finds
-	// it.
+	// An ended backup may appear late. After singleAttempts the next refresh finds it.
 	singleAttempts = 8
 )
 
@@ -378,7 +376,7 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations, also new ones, were read or tried once, or were silent for a
+// Loaded reports whether all locations, also new ones, were read or tried, or were silent for a
 // request's time.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
@@ -407,8 +405,7 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings returns a sentence for each location that could not be, or was not yet read, or lacks
-// backups.
+// Warnings returns a sentence for each location that was not read, or lacks backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -445,8 +442,7 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts returns a sentence for each location with omitted untrusted backups. Others are not in
-// doubt.
+// LeftOuts returns a sentence for each location with omitted backups. Others are not in doubt.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {

@@ -28,9 +28,8 @@ import (
 )
 
 // VeleroLayout reads one location with backups of Velero or Holdfast. An entry is a backup's folder,
-// with expiration changes beside it. It reads the metadata, unknown lists of volumes, and for Velero's
-// backups up to three lists of snapshots. Since Velero may rewrite metadata, polls also compare
-// versions, part by part.
+// with expiration changes beside it. It reads the metadata, unknown lists of volumes, and of Velero's
+// backups up to three lists of snapshots. Velero may rewrite metadata, so polls compare versions.
 type VeleroLayout struct {
 	Location string
 	// SystemNamespace gets backups that belong to no namespace here.
@@ -66,7 +65,7 @@ const (
 const pageSize = 1000
 
 // List implements Layout. A shard is about a page, its position the last key. It never ends between a
-// change and its backup's folder. Changes without a folder are not kept.
+// change and its backup's folder, and omits changes without one.
 func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard] {
 	return func(yield func(Shard) bool) {
 		waiting := changes{} // changes precede their entries' folders
@@ -107,8 +106,8 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 	}
 }
 
-// changes are the listed changes of store names whose folders may follow: few, since each name begins
-// the next. More than catalog.MaxChanges of a name are a catalog.Crowd.
+// changes are the listed changes of the few store names whose folders may follow: each name begins the
+// next.
 type changes map[string]*listedChanges
 
 type listedChanges struct {
@@ -299,7 +298,7 @@ func (l *VeleroLayout) Read(ctx context.Context, from store.Ranger, name string,
 }
 
 // readSnapshots reads which volumes Velero stored by snapshots: since 1.13 from one list, before from
-// one for each method.
+// several.
 func (l *VeleroLayout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
 		key  string
@@ -360,8 +359,7 @@ func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) fun
 	}
 }
 
-// readCopy reads our copy of replaced metadata, nil if unusable, and whether its objects have their
-// sizes.
+// readCopy returns our copy of replaced metadata, or nil, and whether its objects have their sizes.
 func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
@@ -437,8 +435,8 @@ func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, store
 const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
-// earlier deletions, until the backup's own signer. It ignores invalid signatures, and fails for
-// unreadable changes, which may have a hold.
+// earlier deletions. It ignores invalid signatures, and fails for unreadable changes, which may have a
+// hold.
 func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil

@@ -429,8 +429,8 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	return found, cmp.Or(err, unwatched)
 }
 
-// replaced returns entries whose version in the store differs from the read one. Each version is tried
-// once: a listing may differ from reads.
+// replaced returns entries whose listed version differs from the read one. Each version is tried once:
+// a listing may differ from reads.
 func (w *worker) replaced(versions map[string]map[string]string) []string {
 	var names []string
 	for name, present := range versions {
@@ -489,7 +489,7 @@ func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 	return []listing{whole}
 }
 
-// readAll reads backups, and records unreadable ones. After a failure of the store, the unread ones are
+// readAll reads backups, and records unreadable ones. After a failure of the store, unread ones are
 // tried again while others can be read and none timed out. Failures in a row end the attempt, but not
 // refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {

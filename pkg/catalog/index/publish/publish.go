@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
-// controller; two at once only waste time. Ended backups are indexed together. A periodic search reads
-// backups that the index lacks, drops missing ones, and removes unused objects of its own index.
+// controller; two at once only waste time. Ended backups are indexed together. A periodic search adds
+// missing backups, drops others, and removes unused objects of its own index.
 package publish
 
 import (
@@ -291,8 +291,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	return w.clean(ctx)
 }
 
-// mayRead reports whether an indexed backup, or else a missing one, can be read. Then a refusal is not
-// the store's failure.
+// mayRead reports whether another backup can be read. Then a refusal is not the store's failure.
 func (w *worker) mayRead(ctx context.Context, known []string, missing []refresh.Entry) bool {
 	if len(missing) == 0 {
 		return false
@@ -380,7 +379,7 @@ func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool
 	return first
 }
 
-// entryVersion is the version of entries; others are read again. Since 2 they have digests.
+// entryVersion is the version of entries; others are read again.
 const entryVersion = "2"
 
 func stamp(beside []string) string {

@@ -119,8 +119,8 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// next lists the volume after a position: its backups come before its blocks. Without a volume, the
-// shard is the last. A request full of other objects is an empty shard.
+// next lists the volume after a position: its backups come before its blocks. Without a volume, it is
+// the last shard. A request full of other objects is an empty shard.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (refresh.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {

@@ -187,7 +187,7 @@ func labels(of map[string]string) catalog.Labels {
 }
 
 // judge makes the rows. If nothing was readable, the store has failed; else failed backups are
-// unreadable until the next read.
+// unreadable for now.
 func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
