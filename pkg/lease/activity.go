@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Activity is the observed work of the nodes' agents, whose slots backups and restores share. The zero
+// Activity is the observed work of the nodes' agents, with slots for backups and restores. The zero
 // value is empty. It is safe for concurrent use.
 type Activity struct {
 	mu    sync.Mutex
@@ -46,8 +46,8 @@ func (a *Activity) Saw(node string, record types.UID, inProgress, changed bool, 
 	}
 }
 
-// Idle returns for how long, at most since a time, a node's agent has not begun or ended work, and
-// whether work is in progress.
+// Idle returns for how long, at most since a time, a node's agent has neither begun nor ended work, and
+// whether it works.
 func (a *Activity) Idle(node string, since, now time.Time) (idle time.Duration, busy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

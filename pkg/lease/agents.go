@@ -27,7 +27,7 @@ const (
 	// MinAgentTimeout lets an agent without connection stop.
 	MinAgentTimeout = 2 * time.Minute
 	// HungAfter is how long an agent's work on a volume may take to stop before it is given up; it may
-	// continue when its mount answers.
+	// continue later.
 	HungAfter    = 2 * time.Minute
 	newNode      = 10 * time.Second
 	forgetAgents = time.Hour
@@ -134,7 +134,7 @@ func (a *Agents) Limits() (limits []int) {
 func (a *Agents) lives(seen agent) bool { return a.clock.Since(seen.at) < agentLeaseDuration }
 
 // Absence returns for how long a node's agent has shown no sign of life, at most since a time and this
-// process's start. After MinAgentTimeout it has stopped its work.
+// process's start. After MinAgentTimeout its work has stopped.
 func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -52,8 +52,8 @@ func (l *LeaderWatch) changed(obj any) {
 	}
 }
 
-// Unheard returns since when no controller was heard, and a sentence why runs wait; else, or if
-// unknown, zero.
+// Unheard returns since when no controller was heard, if known, and a sentence why runs wait; else
+// zero.
 func (l *LeaderWatch) Unheard() (since time.Time, message string) {
 	if !l.synced() {
 		return time.Time{}, ""

@@ -117,8 +117,7 @@ func isHolder(lease *coordinationv1.Lease, identity string) bool {
 	return lease != nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity == identity
 }
 
-// hold holds a taken Lease during work, and returns after it. The work's context ends with ctx, or with
-// the Lease: then the error is ErrLost.
+// hold holds a taken Lease during work, and returns after it. The work's context ends as in Lead.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
 	l.renewed.Store(&taken)
 	lost, lose := context.WithCancelCause(context.Background())
@@ -192,8 +191,8 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 
 type leaseKey struct{}
 
-// Holds reports whether the Lease of a work's context is valid now by this process's clock, also right
-// after a pause. It is true without a Lease.
+// Holds reports whether the Lease of a work's context is valid now by this process's clock, also after
+// a pause. It is true without a Lease.
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
 	return !ok || l.isValid()
@@ -220,8 +219,8 @@ func Before(ctx context.Context) Predecessor {
 	return Predecessor{}
 }
 
-// Lasting returns a context that outlasts ctx by longer, for work that is nearly done, but ends with
-// the Lease. The Lease is given back later, so no other process has begun. The caller cancels it.
+// Lasting returns a context that outlasts ctx by longer, but ends with the Lease, which is given back
+// later. So no other process has begun. The caller cancels it.
 func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}

@@ -22,7 +22,7 @@ const (
 	// that time and twice RetryPeriod.
 	TermDuration = 13 * time.Second
 	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no term.
-	// The 2 s until TermDuration cover delays and clocks of different speed.
+	// The 2 s until TermDuration cover delays and different clocks.
 	Validity = 11 * time.Second
 	// RenewPeriod is the time between renewals, each a write even in an idle cluster.
 	RenewPeriod = 2 * time.Second

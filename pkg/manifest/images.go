@@ -16,7 +16,7 @@ var withImages = map[schema.GroupKind]bool{
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// Images are names of images: one text, since a restore has all items in memory, but a list in JSON.
+// Images are names of images: one text, to save a restore's memory, but a list in JSON.
 type Images string
 
 // ImagesOf returns the Images of these names.
@@ -62,8 +62,8 @@ func (x *Index) KindsWithImages() (kinds []string) {
 	return kinds
 }
 
-// MatchesImage reports whether a word means an image: as written, without tag and digest, without
-// digest, or without the registry and folders.
+// MatchesImage reports whether a word means an image: as written, or without digest, tag and digest, or
+// registry and folders.
 func MatchesImage(image, word string) bool {
 	for rest, more := image, word != ""; more; {
 		end, matches := strings.CutPrefix(rest, word)

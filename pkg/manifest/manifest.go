@@ -65,8 +65,8 @@ type Item struct {
 	Manifest *Manifest `json:"-"`
 }
 
-// Place is an object's first copy: Member bytes into the tarball a gzip member begins, and Offset bytes
-// into its content the tar header.
+// Place is an object's first copy: a gzip member begins Member bytes into the tarball, and the tar
+// header Offset bytes into its content.
 type Place struct {
 	Member int64 `json:"member"`
 	Offset int64 `json:"offset"`

@@ -5,8 +5,8 @@ package manifest
 
 import "unicode/utf8"
 
-// decodePlain reads compact ASCII without escapes and original, as nearly all items are, and is false
-// for others. The result equals encoding/json's, in a sixth of the time.
+// decodePlain reads compact ASCII without escapes and original, as nearly all items, six times as fast
+// as encoding/json and with its result. It is false for others.
 func decodePlain(line []byte) (*Item, bool) {
 	l := plainLine{left: line}
 	item := &Item{}

@@ -22,8 +22,8 @@ const (
 	maxIndexBytes = 8 << 20
 	// tailBytes is a document's end that is read first: the index of a million items.
 	tailBytes = 256 << 10
-	// maxEmpty bounds lines without an item: one in an empty document, or if a kind is read from its
-	// second member on.
+	// maxEmpty bounds lines without an item: of an empty document, or if a kind is read from its second
+	// member on.
 	maxEmpty  = 1
 	partBytes = 256 << 10
 )

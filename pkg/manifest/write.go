@@ -319,8 +319,8 @@ type indexEntry struct {
 	Size  int64  `json:"size"`
 }
 
-// footerBytes is the last member's size: ten bytes of header, two for the extra field's length, twelve
-// of extra field, five of an empty block, eight of trailer.
+// footerBytes has ten bytes of header, two for the extra field's length, twelve of extra field, five of
+// an empty block, eight of trailer.
 const footerBytes = 10 + 2 + footerExtra + 5 + 8
 
 // footerExtra is an identifier and a length of two bytes each, and the offset.

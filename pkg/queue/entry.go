@@ -34,7 +34,7 @@ type Entry struct {
 	Position int
 	// Reason and Message say why a queued run waits. The first applies of StorageUnavailable,
 	// NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and ConcurrencyLimit: causes to mend
-	// precede others.
+	// come first.
 	Reason  v1alpha1.QueueReason
 	Message string
 	// Blockers are, for overlap, the runs with slots, in order of tickets, or else the first run ahead
@@ -42,8 +42,8 @@ type Entry struct {
 	Blockers []Blocker
 	// OtherBlockers counts the blockers that Redact removed.
 	OtherBlockers Slots
-	// ConflictNamespaces are shared with the blockers, sorted, or patterns where no name is known; see
-	// selection.Shared. MoreConflicts is true if there are more.
+	// ConflictNamespaces are shared with the blockers, sorted; see selection.Shared. MoreConflicts
+	// means that there are more.
 	ConflictNamespaces []string
 	MoreConflicts      bool
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
@@ -58,7 +58,7 @@ type Entry struct {
 
 const maxConflicts = 16
 
-// blame sets the blockers, in order of tickets, and the conflicts. namespaces exist, and are sorted.
+// blame sets the blockers, by tickets, and the conflicts. namespaces exist, and are sorted.
 func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	slices.SortFunc(blockers, byTicket)
 	var conflicts []string
@@ -87,8 +87,8 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 
 // Redact returns the entry for readers of its namespace; requests over all namespaces get the entry
 // itself. An entry of the system namespace is unchanged. Others name their own namespace's blockers and
-// count the rest. They show conflicting words of their own selection, and only the name of a storage
-// location.
+// count the rest. They show conflicting words of their own selection, and of a storage location only
+// the name.
 func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e

@@ -33,8 +33,8 @@ type pattern struct {
 	selection *selection.Namespaces
 	members   int
 	at        int
-	// overlapping are overlapping patterns' places, as bits: there may be ten thousand, all
-	// overlapping. A loose one has none, since it overlaps all.
+	// overlapping are overlapping patterns' places, as bits: there may be ten thousand. A loose one has
+	// none, since it overlaps all.
 	overlapping bitset
 	// matched are selected named namespaces, perhaps without a member now.
 	matched []*name

@@ -15,8 +15,8 @@ import (
 )
 
 // Planner is told of changes, and plans for the present records. A change costs what it touches;
-// entries are explained on request. It keeps each run's last state, and the greatest ticket: so the
-// order of changes does not matter, and a new Planner with the same records continues.
+// entries are explained on request. It keeps each run's last state, and the greatest ticket: so a new
+// Planner with the same records continues.
 //
 // It is not safe for concurrent use, not even to read.
 type Planner struct {
@@ -181,7 +181,7 @@ func (p *Planner) end() int {
 // Next returns what to do now.
 func (p *Planner) Next() Decision {
 	// A starting member blocks the same others as in the queue. So while slots are left, all members
-	// may start that overlap none before them.
+	// start that overlap none before them.
 	for p.passed < p.end() {
 		p.advance(p.passed + 1)
 	}

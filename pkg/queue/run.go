@@ -55,8 +55,8 @@ type Run struct {
 	// Phase is the record's; "" is New. The queue ignores phases other than New, Queued, ReadyToStart
 	// and InProgress. Restores have the same names.
 	Phase v1alpha1.BackupPhase
-	// Cancelled takes a New or Queued run out of the queue. A ready or running one holds its slot until
-	// its phase changes, since it may still read.
+	// Cancelled takes a New or Queued run out of the queue. Others hold their slots until their phase
+	// changes, since they may still read.
 	Cancelled bool
 	// Ticket is the run's place in the order, or 0. Of equal tickets, the older run comes first, then
 	// the lesser name.

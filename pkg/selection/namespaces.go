@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Namespaces is a compiled selection. A name is selected when an included word matches it and no
-// excluded word does. An empty included list, or `*` in it, matches every name.
+// Namespaces is a compiled selection: of names that an included word matches and no excluded word. An
+// empty included list, or `*` in it, matches every name.
 type Namespaces struct {
 	names []string
 	// patterns are the included globs that are not wholly excluded, in order; only `*` for all names.
@@ -29,7 +29,7 @@ var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 const maxCompared = 4
 
 // ParseNamespaces compiles the two lists. An error names its field by index below the path `at`, which
-// may be nil: `spec.includedNamespaces[2]`.
+// may be nil.
 //
 // It accepts Velero's lists, and `*` beside other included words. It refuses `*` as an excluded word, a
 // word in both lists, and, unlike Velero, the empty word; for only cluster-scoped objects, exclude `*`
@@ -121,7 +121,7 @@ func (n *Namespaces) Match(namespace string) bool {
 }
 
 // Word returns the included word that selects the namespace: its own name, else the first matching
-// pattern (`*` for an empty list). It is false for an unselected one.
+// pattern (`*` for an empty list), or false.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false

@@ -62,7 +62,7 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 
 // Shared yields the conflict of two overlapping selections, sorted and lazily: the existing (sorted)
 // and named namespaces that both select, else patterns that can match one name, else the words of the
-// selection of all. If one is unreadable, everything in the other is in conflict.
+// selection of all; if one is unreadable, everything in the other.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false

@@ -52,7 +52,7 @@ func char(c byte) element {
 }
 
 // ParsePattern refuses the empty word, `**`, bad brackets, characters that no namespace has, and
-// patterns without a valid name. The error does not repeat the word.
+// patterns without a valid name. The error omits the word.
 func ParsePattern(word string) (Pattern, error) {
 	p := Pattern{text: word, prefix: word, suffix: word}
 	if word == "" {
@@ -199,7 +199,7 @@ func (p Pattern) only() string {
 }
 
 // covers is glob matching with q's elements as characters: a set takes its subsets, a run anything.
-// After a mismatch only the last run is extended, which suffices.
+// Extending only the last run after a mismatch suffices.
 func covers(p, q []element) bool {
 	i, j := 0, 0
 	run, resume := -1, 0
@@ -248,8 +248,8 @@ const (
 	nLast
 )
 
-// intersect walks the product of the patterns' and a DNS label's automata, breadth first by length.
-// Each state, at most 3·len(p)·len(q), is visited at its shortest length, so the length limit is exact.
+// intersect walks the product of the patterns' and a DNS label's automata, breadth first by length, at
+// most 3·len(p)·len(q) states. Each is visited at its shortest length, so the length limit is exact.
 func intersect(p, q []element) bool {
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)

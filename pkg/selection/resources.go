@@ -25,8 +25,8 @@ type ResourceLists struct {
 
 	// An empty included list, or `*` in it, means all.
 	IncludedNamespaceScopedResources, ExcludedNamespaceScopedResources []string
-	// Cluster-scoped resources must be listed (`*` for all). With both lists empty they are taken only
-	// in a backup of all namespaces and all namespace-scoped resources.
+	// Cluster-scoped resources must be listed (`*` for all). Without lists they are taken only in a
+	// backup of all namespaces and all namespace-scoped resources.
 	IncludedClusterScopedResources, ExcludedClusterScopedResources []string
 }
 
@@ -235,7 +235,7 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 
 // TouchesClusterScope reports whether the backup may collect cluster-scoped resources, besides selected
 // namespaces and their claims' volumes; two such backups overlap in the queue. Only the words decide,
-// so every process computes the same queue. It may say yes for words that match nothing.
+// so every process computes the same queue.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
 		// Any resource but namespaces: the lists may allow it or not.

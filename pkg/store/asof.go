@@ -155,8 +155,8 @@ func (b *asOfBackend) shown(ctx context.Context, prefix, after string, jump func
 	}
 }
 
-// list lists without a delimiter, since a folder appears only if it had an object. It skips the other
-// pages of such a folder.
+// list lists without a delimiter, since a folder appears only if it had an object, and skips its other
+// pages.
 func (b *asOfBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		inside := ""

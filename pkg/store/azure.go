@@ -51,7 +51,7 @@ func azureDo[T any](ctx context.Context, b *azureBackend, do func(client *azureC
 	return got, err
 }
 
-// refuseHierarchy fails for a hierarchical namespace. Some roles may not ask: then a listing that goes
+// refuseHierarchy fails for a hierarchical namespace. If a role may not ask, a listing that goes
 // backwards, or has a directory, fails.
 func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	if b.flat.Load() {

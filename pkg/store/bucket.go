@@ -84,14 +84,14 @@ var (
 	_ Remover = (*Bucket)(nil)
 )
 
-// Open returns a location's store, without a request; a folder must exist. Without the content of the
-// location's Secret, credentials come from the environment. The caller closes the Bucket.
+// Open returns a location's store, without a request; a folder must exist. Without its Secret's
+// content, credentials come from the environment. The caller closes the Bucket.
 func Open(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
 }
 
 // OpenFollowing is Open with a Secret that is read again after a minute, and when the store refuses the
-// credentials. A nil reader keeps them.
+// credentials, unless the reader is nil.
 func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
@@ -187,8 +187,8 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 	}
 }
 
-// Folder returns a Bucket of one folder, which replaces b: close only one. A folder store keeps this
-// folder, even if another is mounted over it. It fails with ErrNotFound for a missing one.
+// Folder returns a Bucket of one folder, which replaces b: close only one. A folder store keeps it,
+// even if another is mounted over it. It fails with ErrNotFound for a missing one.
 func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -299,8 +299,8 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 }
 
 // RemoveUnfinished removes temporary files, or parts in S3, below a folder, of writes that began before
-// an instant by the store's clock. The caller knows that no writer takes so long. It returns their
-// keys; a dry run removes nothing. A store that can't list them returns errors.ErrUnsupported.
+// an instant by the store's clock, and so are dead. It returns their keys; a dry run removes nothing. A
+// store that can't list them returns errors.ErrUnsupported.
 func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err

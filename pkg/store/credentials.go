@@ -41,8 +41,8 @@ var identities = struct {
 
 const maxIdentities = 100
 
-// ownIdentity returns settings with the environment's credentials, or with the location's role, which
-// these assume.
+// ownIdentity returns settings with the environment's credentials, or with the location's role by
+// these.
 func ownIdentity(ctx context.Context, location *enginev1alpha1.S3Location, region string, trusted *x509.CertPool) (aws.Config, error) {
 	environment := slices.DeleteFunc(os.Environ(), func(variable string) bool { return !strings.HasPrefix(variable, "AWS_") })
 	of := func(role, externalID string) string {

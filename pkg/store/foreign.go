@@ -36,8 +36,8 @@ func (e *foreignAnswer) Error() string {
 	return "what answers does not speak " + cmp.Or(e.speaks, "S3") + ", and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
-// refuseForeign makes such answers errors. A client would take any page with status 200 for an empty
-// listing, or a finished write.
+// refuseForeign makes such answers errors. A client would take any page for an empty listing, or a
+// finished write.
 func refuseForeign(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {

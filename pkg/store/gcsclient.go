@@ -68,8 +68,8 @@ func hasPrivateKey(account []byte) bool {
 	return block != nil
 }
 
-// environmentTokens finds the environment's account when a token is needed, since that may need
-// requests, and a later file.
+// environmentTokens finds the environment's account when a token is needed, perhaps by requests, or in
+// a later file.
 type environmentTokens struct {
 	ctx    context.Context
 	mu     sync.Mutex

@@ -33,9 +33,9 @@ const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 const kopiaFormat = "kopia.repository"
 
 // isLocked reports whether the object of a key, below the location's prefix, is written with a lock:
-// docs/lock.md lists these. With object lock a write makes a version, and a removal hides it: neither
-// is refused. So even objects that are rewritten may be locked, and forged or removed requests harm no
-// backup.
+// see docs/lock.md. Kopia's own rule is for packs and indexes. With object lock a write makes a
+// version, and a removal hides it: so even objects that are rewritten may be locked, and forged or
+// removed requests harm no backup.
 func isLocked(key string) bool {
 	return strings.HasPrefix(key, format.BackupsPrefix) || key == format.StoreIdentityKey || strings.HasPrefix(key, format.WrappedKeysPrefix) ||
 		strings.HasPrefix(key, format.RepositoriesPrefix) && path.Base(key) == kopiaFormat

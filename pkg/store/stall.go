@@ -49,8 +49,8 @@ func newTransport() *http.Transport {
 	return transport
 }
 
-// stallingConn fails after a silence of stallTimeout. Reads and writes renew both deadlines, since an
-// answer may follow a long request. The SDK's read timeout would end a long upload.
+// stallingConn fails after a silence of stallTimeout in both directions, since an answer may follow a
+// long request. The SDK's read timeout would end a long upload.
 type stallingConn struct{ net.Conn }
 
 func (c stallingConn) Read(p []byte) (int, error) {

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// LedgerName is the ledger, a ConfigMap in the system namespace with the runs that were started and
-	// have not ended, and with the controller's settings for the API server.
+	// LedgerName is the ledger, a ConfigMap in the system namespace with the started runs that have not
+	// ended, and the controller's settings.
 	LedgerName = "holdfast-queue"
 	// StartedKey has the entries: a JSON list of Starts.
 	StartedKey = "started"

@@ -17,7 +17,7 @@ import (
 )
 
 // ServiceAccount returns a Google service account's Secret. A server on loopback gives it the token
-// during the test, with the status of a non-nil function.
+// during the test, by status if not nil.
 func ServiceAccount(t testing.TB, token string, status func() int) map[string][]byte {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -485,8 +485,8 @@ func testDeleteChanged(t *testing.T, s Store) {
 	}
 }
 
-// testConcurrentRemovers: see RemoveConcurrently. Another object stays in the folder: some servers
-// refuse writes into a folder that they are about to remove.
+// testConcurrentRemovers: see RemoveConcurrently. Another object stays, since some servers refuse
+// writes into a folder that they are about to remove.
 func testConcurrentRemovers(t *testing.T, s Store) {
 	must(t, s.Put(t.Context(), "race/stays", nil))
 	RemoveConcurrently(t, s, "race/object-%d")
