@@ -14,7 +14,7 @@ const (
 	maxNamedBytes = 240
 )
 
-// Told collects texts about a run for one line in its object, which each reader sees: so a tenant's
+// Told collects texts about a run for one line in its object. Each reader sees the line, so a tenant's
 // names only objects of its own namespace, and counts the others. The zero value names all. The fields
 // are for JSON.
 type Told struct {

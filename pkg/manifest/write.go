@@ -68,10 +68,10 @@ var compressors = sync.Pool{New: func() any {
 	return compressor
 }}
 
-// Add adds an item with a new identity. An item whose JSON exceeds 32 KiB is shortened until it fits:
-// first annotations (Unannotated), then labels, owners, references and images (Shortened), last the
-// original, which exists nowhere else. Above three quarters of a budget, the limit is 1 KiB; beyond it,
-// every item is shortened.
+// Add adds an item with a new identity. An item whose JSON exceeds 32 KiB is shortened until it fits.
+// First it loses annotations (Unannotated), then labels, owners, references and images (Shortened),
+// last the original, which exists nowhere else. Above three quarters of a budget, the limit is 1 KiB;
+// beyond it, every item is shortened.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}

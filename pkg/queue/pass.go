@@ -12,9 +12,9 @@ import (
 )
 
 // A pass walks the line from the running members to the last queued one, once. For each thing by which
-// runs overlap it keeps the first user: if any user overlaps a member that has a slot or starts now,
-// the first one does. Members with slots come first in the line, and a member that starts overlaps none
-// before it. A queued member whose storage is unavailable uses nothing.
+// runs overlap it keeps the first user. If any user overlaps a member that has a slot or starts now,
+// the first one does: members with slots come first, and a member that starts overlaps none before it.
+// A queued member whose storage is unavailable uses nothing.
 
 // user is the first member in a pass that uses something.
 type user struct {

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store,
-// encrypted for recovery keys: public keys of age, whose private halves are outside the cluster.
+// encrypted for recovery keys. These are public keys of age, whose private halves are outside the
+// cluster.
 package recovery
 
 import (

@@ -32,7 +32,7 @@ const maxCompared = 4
 // may be nil.
 //
 // It accepts Velero's lists, and `*` beside other included words. It refuses `*` as an excluded word, a
-// word in both lists, and, unlike Velero, the empty word; for only cluster-scoped objects, exclude `*`
+// word in both lists, and, unlike Velero, the empty word. For only cluster-scoped objects, exclude `*`
 // from the namespace-scoped resources.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")

@@ -61,8 +61,8 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 }
 
 // Shared yields the conflict of two overlapping selections, sorted and lazily: the existing (sorted)
-// and named namespaces that both select, else patterns that can match one name, else the words of the
-// selection of all; if one is unreadable, everything in the other.
+// and named namespaces that both select. Without any it yields patterns that can match one name, else
+// the words of the selection of all. If one is unreadable, everything in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false

@@ -214,9 +214,9 @@ func (r *Resources) fullBackup() bool {
 
 // IncludedRelated reports whether an object that another needs, such as a claim's volume, may be
 // included, even if its resource is not collected. A namespaced one must be included; the caller checks
-// its namespace. A namespace always may. Another cluster-scoped one may unless excluded by name, or, in
-// the old style, if includeClusterResources is false, or is nil and a list of included resources omits
-// it.
+// its namespace. A namespace always may. Another cluster-scoped one may unless excluded by name. In the
+// old style it also may not if includeClusterResources is false, or is nil and a list of included
+// resources omits it.
 func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case namespaced:

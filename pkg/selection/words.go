@@ -14,8 +14,8 @@ import (
 const (
 	// MaxWords bounds the words of a list.
 	MaxWords = 1000
-	// MaxPatterns bounds words with a wildcard. Each is compared with the other list's words, or those
-	// of all queued backups.
+	// MaxPatterns bounds words with a wildcard. Each is compared with the other list's words, and one
+	// of namespaces with the words of all queued backups.
 	MaxPatterns = 32
 	// MaxWordLength is the longest resource with its group.
 	MaxWordLength = 253

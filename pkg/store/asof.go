@@ -34,8 +34,8 @@ const (
 	lastName         = "\U0010ffff"
 )
 
-// asOfBackend shows a versioned bucket of S3 as it was at an instant: of each key the newest version
-// until then, unless that is a delete marker. It writes nothing.
+// asOfBackend shows a versioned bucket of S3 as it was at an instant. Of each key it shows the newest
+// version until then, unless that is a delete marker. It writes nothing.
 //
 // Of versions with one time, since some stores round, the last is shown, and a version before a delete
 // marker, if neither is the latest.

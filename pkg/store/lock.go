@@ -34,7 +34,7 @@ const kopiaFormat = "kopia.repository"
 
 // isLocked reports whether the object of a key, below the location's prefix, is written with a lock:
 // see docs/lock.md. Kopia's own rule is for packs and indexes. With object lock a write makes a
-// version, and a removal hides it: so even objects that are rewritten may be locked, and forged or
+// version, and a removal hides it. So even objects that are rewritten may be locked, and forged or
 // removed requests harm no backup.
 func isLocked(key string) bool {
 	return strings.HasPrefix(key, format.BackupsPrefix) || key == format.StoreIdentityKey || strings.HasPrefix(key, format.WrappedKeysPrefix) ||
@@ -99,7 +99,7 @@ func (l *locking) add(ctx context.Context, request any) error {
 }
 
 // end returns the end of a lock that begins now. The store's last answer gives its time, and this
-// process's monotonic clock counts from there: so a wrong clock here shortens no lock. docs/lock.md has
+// process's monotonic clock counts from there. So a wrong clock here shortens no lock. docs/lock.md has
 // the errors.
 func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, error) {
 	read := l.read.Load()

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package stored reads single objects of a finished backup, in four requests, with only the needed
-// parts of the manifest and the tarball, and in two or three more if it is encrypted.
+// parts of the manifest and the tarball. An encrypted tarball takes two or three more.
 //
 // A manifest may be forged. An object is returned only if its bytes match the manifest, at the path of
-// the requested resource, namespace and name: a right to one object gives no other. A small or fully
+// the requested resource, namespace and name. So a right to one object gives no other. A small or fully
 // read manifest must have the digest in the signed metadata, if known.
 package stored
 

@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package index keeps the contents of a location's backups in a few objects, so that a new process need
-// not read each backup: in the store, by package publish, and in a local folder of the API server.
-// Package format defines their names and signatures. See docs/catalogue.md.
+// Package index keeps the contents of a location's backups in a few objects, to start a process without
+// reading each backup. They are in the store, by package publish, and in a local folder of the API
+// server. Package format defines their names and signatures. See docs/catalogue.md.
 //
-//   - An entry counts if the same key has signed the backup, or the index is this cluster's own, and if
-//     a listing has its name.
+//   - An entry counts if a listing has its name, and if the same key has signed the backup, or the
+//     index is this cluster's own.
 //   - A missing, old, damaged or hostile index only costs time. A killed writer leaves an older index.
 //   - No object is written twice. Two writers for one cluster lose entries at most.
 package index

@@ -333,8 +333,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may still use the newest head before the grace. What later heads name is younger, and
-	// stays.
+	// Readers may still use the newest head before the grace. Objects that later heads name are
+	// younger, and stay.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

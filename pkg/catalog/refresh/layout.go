@@ -37,8 +37,8 @@ type Parted interface {
 // Watched is a Layout that also shows replaced objects.
 type Watched interface {
 	Layout
-	// Watch lists, in about one request, present versions after a position, as in Content.Versions, and
-	// returns the next start; empty at the end, and with store.ErrDenied: then versions has the entries
+	// Watch lists, in about one request, present versions after a position, as in Content.Versions. It
+	// returns the next start; empty at the end, and with store.ErrDenied. Then versions has the entries
 	// before the refusal.
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }

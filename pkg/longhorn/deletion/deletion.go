@@ -4,9 +4,10 @@
 // Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that both
 // may work there: docs/longhorn.md ("Delete backups").
 //
-// A block is removed only if all backups of the volume were read, their names have not changed
-// meanwhile, none names the block or is unfinished, and our lock was valid throughout. A backup that
-// Longhorn begins meanwhile sees the lock and gives up, or has slept and left an unfinished file.
+// A block is removed only if all backups of the volume were read, and none names the block or is
+// unfinished. Their names must not have changed meanwhile, and our lock must have been valid
+// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up, or has slept and left
+// an unfinished file.
 //
 // Unlike in Longhorn's library, LastBackupName names the newest good backup even beside bad ones, since
 // otherwise the next backup is full.
