@@ -64,7 +64,7 @@ func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }
 
-// Emptied returns a suspicion if the store has lost all rows of bare entries.
+// Emptied returns a suspicion if all rows of bare entries are missing.
 func (c *Catalog) Emptied(location string) (suspicion string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -86,7 +86,6 @@ func isVouchedFor(backup *v1alpha1.Backup) bool {
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
-// weigh returns an entry's place. A volume's folder is never signed.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	if backup == nil {
 		w := weight{class: weightForeign, bytes: entryBytes + rows.footprint()}
@@ -227,7 +226,6 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut requests reads of omitted entries, and of abridged backups that are trusted now.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

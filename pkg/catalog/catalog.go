@@ -73,8 +73,7 @@ type entry struct {
 	deleted []bool
 	bare    bool
 	read    *packedRows
-	// missed has since when rows of read are missing, by backup name.
-	missed map[string]time.Time
+	missed  map[string]time.Time
 	// emptied is since when a bare entry lacks all rows; with lossAccepted, the next such read removes
 	// them.
 	emptied      time.Time
@@ -117,14 +116,14 @@ func (e *entry) known() bool { return e.backup != nil || e.bare }
 type Content struct {
 	// Backup is the metadata, whose origin decides where it is listed; nil for a bare entry.
 	Backup *v1alpha1.Backup
-	// Volumes are volumes or volume backups. Packed replaces them unless empty.
+	// Volumes are volumes or volume backups, unless Packed has some.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
 	// Trusted lists a bare entry's volume backups in their namespaces instead of the system namespace.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
+	// Replaced says that our backup's metadata was replaced, and what remains.
 	Replaced     string
 	VolumesError string
 	// Versions are the objects', by the layout's names; nil if the layout detects changes otherwise.
@@ -310,7 +309,7 @@ func (c *Catalog) CountIn(namespace string) int {
 	return count
 }
 
-// Resting returns the bytes of all rows without pointers, which the garbage collector skips.
+// Resting returns the bytes of rows that the garbage collector skips.
 func (c *Catalog) Resting() int64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -373,7 +372,7 @@ func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	return backup
 }
 
-// Find returns a listed backup, its location, store name and digests; or nil.
+// Find returns a listed backup, its location, store name and digests.
 func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -23,7 +23,7 @@ type BackupID struct {
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
-	// BackupName is the volume backup's name in a bare entry.
+	// BackupName is the name in a bare entry.
 	BackupName string
 }
 
@@ -181,7 +181,6 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts a backup's volumes; before has the omitted ones.
 func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
 	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {
@@ -219,7 +218,7 @@ type HistoryItem struct {
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.
 	Of *v1alpha1.Backup
-	// InStorage means that the only copy is a snapshot in the volume's storage.
+	// InStorage means that the only copy is in the volume's storage.
 	InStorage bool
 }
 

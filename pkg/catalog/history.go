@@ -21,7 +21,7 @@ import (
 // and free to take: later changes copy.
 type History struct {
 	Version uint64
-	// Copied totals the bytes copied for Histories. A difference estimates the older one's memory.
+	// Copied totals the bytes copied for Histories. Differences estimate their memory.
 	Copied uint64
 	// Withdrawn changes when a row leaves a namespace that an older History still lists: the namespace
 	// was recreated, or the signer lost trust.
@@ -274,8 +274,7 @@ type volume struct {
 	stored    int64
 	last      member // the latest completed one; held may be nil
 	created   metav1.Time
-	// states has a bit for each state, by its index or oddState.
-	states uint8
+	states    uint8
 	// shapes are distinct; varied replaces more than maxShapes.
 	shapes []unique.Handle[shape]
 	varied bool

@@ -41,7 +41,7 @@ type Listing struct {
 	Holds func(name string) bool
 	// Begun is its start. It may lack later writes.
 	Begun time.Time
-	// Suspicion says why missing entries are not believed, or is empty.
+	// Suspicion says why missing entries are doubted.
 	Suspicion string
 	// Accepted lets all entries leave that are missing at that instant, not before.
 	Accepted time.Time
@@ -51,7 +51,7 @@ type Listing struct {
 type Findings struct {
 	Read []string
 	Gone []string
-	// Suspicion says why missing entries are still shown, or is empty.
+	// Suspicion says why missing entries are still shown.
 	Suspicion string
 }
 

@@ -31,7 +31,6 @@ type row struct {
 	displaced bool
 }
 
-// shape is the interned common part of many volume backups.
 type shape struct {
 	namespace, namespaceUID, claimName, podName, podVolume, node, volumeName, method, message string
 	labels                                                                                    Labels

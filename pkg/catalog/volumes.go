@@ -43,7 +43,7 @@ type Volume struct {
 	// VolumeName is the persistent volume's, or the storage system's. It names only volumes without a
 	// known claim or pod.
 	VolumeName string
-	// BackupName is its own, unique name in a bare entry.
+	// BackupName is its unique name in a bare entry.
 	BackupName   string
 	SnapshotID   string
 	SnapshotName string

@@ -185,7 +185,7 @@ func read(ctx context.Context, secrets Secrets, name string) (Keys, error) {
 
 func secretOf(name string, keys Keys) *corev1.Secret {
 	return &corev1.Secret{
-		// A backup with the key would let its readers decrypt others.
+		// Its readers could decrypt other backups.
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{format.LabelExclude: "true"}},
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{SecretKey: keys.Text()},

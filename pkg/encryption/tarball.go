@@ -144,9 +144,8 @@ type Tarball struct {
 }
 
 type sealed struct {
-	head, tail []byte
-	size       int64
-	// payload is where the first chunk begins, plain the decrypted size.
+	head, tail     []byte
+	size           int64
 	payload, plain int64
 	identity       age.Identity
 }

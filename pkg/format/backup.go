@@ -29,7 +29,7 @@ const (
 	// FormatVersion is the layout's version. Velero reads versioned folders from "1.1.0" on; its design
 	// gives "1.2.0" to backups with a manifest.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes bounds velero-backup.json. etcd's limit of 1.5 MiB keeps valid ones smaller.
+	// MaxMetadataBytes bounds velero-backup.json. etcd's limit keeps valid ones smaller.
 	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
@@ -59,7 +59,7 @@ const (
 	AnnotationQueuedAt = "holdfast.io/queued-at"
 	// AnnotationPhase is Cancelled, a phase that Velero lacks: to it, Failed.
 	AnnotationPhase = "holdfast.io/phase"
-	// AnnotationContents has the other objects' sizes and digests, as JSON of Contents.
+	// AnnotationContents is Contents in JSON.
 	AnnotationContents = "holdfast.io/contents"
 	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut, no warning, since every
 	// backup of all namespaces has it.
@@ -79,7 +79,7 @@ const (
 // Velero's.
 const LabelExclude = "velero.io/exclude-from-backup"
 
-// ErrUnfinished means an unfinished backup's metadata, which Velero writes and later replaces.
+// ErrUnfinished means metadata that Velero replaces when the backup ends.
 var ErrUnfinished = errors.New("the backup is not finished")
 
 // Cluster identifies the cluster of a backup.
@@ -354,7 +354,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	return backup, nil
 }
 
-// maxEncryptionBytes bounds AnnotationEncryption, and so the memory for foreign metadata.
+// maxEncryptionBytes bounds AnnotationEncryption in foreign metadata.
 const maxEncryptionBytes = 8 << 10
 
 var publicKeys = regexp.MustCompile(`^age1[0-9a-z]+$`)

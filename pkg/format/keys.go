@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// A location's top-level folders. Holdfast's are inside, since Velero refuses others.
+// A location's top-level folders: Velero refuses others.
 const (
 	BackupsPrefix = "backups/"
 	// RepositoriesPrefix has the Kopia repositories.
@@ -99,7 +99,7 @@ func RepositoryPrefix(volumeNamespace string) string {
 	return RepositoriesPrefix + volumeNamespace + "/"
 }
 
-// RemovalsPrefix returns the folder of a cluster's requests to remove snapshots of a namespace.
+// RemovalsPrefix returns the folder of a cluster's Removals in a namespace.
 func RemovalsPrefix(clusterUID, volumeNamespace string) string {
 	return HoldfastPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
 }

@@ -32,7 +32,7 @@ func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) st
 
 var restoreName = regexp.MustCompile(`^(.+)-[0-9a-f]{10}$`)
 
-// RestoreStoreNameOf returns the store name of a listed folder; false if not Holdfast's.
+// RestoreStoreNameOf returns a listed folder's store name; false if not Holdfast's.
 func RestoreStoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, RestoresPrefix), "/")
 	return name, isFolder && restoreName.MatchString(name) && ValidateStoreName(name) == nil

@@ -17,7 +17,7 @@ import (
 const (
 	// MaxSideFileBytes is for files read on request: names of two million objects.
 	MaxSideFileBytes = 256 << 20
-	// MaxVolumesBytes is for the list of volumes, some 40,000, which the catalogue reads.
+	// MaxVolumesBytes is for lists of volumes, some 40,000, for the catalogue.
 	MaxVolumesBytes = 64 << 20
 	// MaxForeignListBytes is for untrusted lists: some 2,500 volumes.
 	MaxForeignListBytes = 4 << 20

@@ -90,7 +90,7 @@ type SnapshotSource struct {
 	Cut *SnapshotCut
 }
 
-// InStorage reports whether the only copy is a snapshot in the volume's own storage.
+// InStorage reports whether the only copy is in the volume's own storage.
 func (v *Volume) InStorage() bool {
 	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
@@ -212,7 +212,7 @@ func (v *Volume) itself() string {
 	return string(encoded)
 }
 
-// NewPodVolumeBackup describes a volume as Velero restores it, named by pod and volume.
+// NewPodVolumeBackup describes a volume for Velero, named by pod and volume.
 func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume) PodVolumeBackup {
 	pvb := PodVolumeBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
@@ -291,7 +291,7 @@ func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
 	return writeJSON(w, MaxVolumesBytes, volumes)
 }
 
-// ReadPodVolumeBackups calls each for every element of PodVolumeBackupsKey, until an error.
+// ReadPodVolumeBackups calls each for every element, until an error.
 func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }

@@ -67,7 +67,7 @@ type storedWrappedKeySpec struct {
 
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// DecryptsBackups reports whether it has the keys that decrypt a cluster's backups.
+// DecryptsBackups reports whether it has keys that decrypt backups.
 func (w WrappedKey) DecryptsBackups() bool { return w.VolumeNamespace == "" }
 
 func (w WrappedKey) kind() string {

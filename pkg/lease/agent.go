@@ -26,7 +26,7 @@ const (
 	agentRole = "node-agent"
 )
 
-// StatusAnnotation has an agent's status on its Lease, which saves an object and writes.
+// StatusAnnotation has an agent's status on its Lease, to save writes.
 const StatusAnnotation = "holdfast.io/agent-status"
 
 // AgentLabels select the agents' Leases.

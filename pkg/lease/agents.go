@@ -47,7 +47,6 @@ type Agents struct {
 	removed []func()
 }
 
-// agent is the last change of an agent's Lease, and its limit, or 0.
 type agent struct {
 	sighting
 	limit int

@@ -74,7 +74,6 @@ func (s sighting) is(lease *coordinationv1.Lease) bool {
 	return s.uid == lease.UID && s.version == lease.ResourceVersion
 }
 
-// take takes the read version, or creates a missing Lease.
 func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now time.Time) error {
 	changed := current.DeepCopy()
 	if changed == nil {
@@ -151,7 +150,6 @@ func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Con
 	return err
 }
 
-// keep renews the Lease until ctx ends, or fails if it is lost.
 func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 	tried := renewed
 	for {
@@ -311,7 +309,6 @@ func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.
 	}
 }
 
-// campaign takes a Lease without holder, or unchanged for its duration.
 func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (taken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()

@@ -91,7 +91,6 @@ func (e *Election) Run(ctx context.Context) {
 	}
 }
 
-// serve serves a term until working ends, because of ctx or a lost Lease.
 func (e *Election) serve(ctx, working context.Context, term *Term) {
 	logger := klog.FromContext(ctx)
 	defer term.end()

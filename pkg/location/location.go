@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package location opens the store of a StorageLocation with its credentials.
+// Package location opens a StorageLocation's store with its credentials.
 package location
 
 import (

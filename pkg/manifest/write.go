@@ -48,8 +48,7 @@ type Writer struct {
 }
 
 type section struct {
-	members []member
-	// open has the last member's lines, from the key first on.
+	members   []member
 	open      bytes.Buffer
 	first     string
 	last      string
@@ -183,7 +182,6 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 
 const mergeWidth = 64
 
-// sort sorts each member of a section, and merges them in a few megabytes.
 func (w *Writer) sort(s *section) error {
 	var runs []run
 	for i := range s.members {

@@ -46,8 +46,7 @@ type Entry struct {
 	// means that there are more.
 	ConflictNamespaces []string
 	MoreConflicts      bool
-	// WaitingSince is when the run was queued, or else created; zero once it runs.
-	WaitingSince time.Time
+	WaitingSince       time.Time
 
 	selection       *selection.Namespaces
 	byNamespace     bool
@@ -58,7 +57,6 @@ type Entry struct {
 
 const maxConflicts = 16
 
-// blame sets the blockers, by tickets, and the conflicts. namespaces exist, and are sorted.
 func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	slices.SortFunc(blockers, byTicket)
 	var conflicts []string

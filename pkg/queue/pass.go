@@ -16,7 +16,6 @@ import (
 // the first one does: members with slots come first, and a member that starts overlaps none before it.
 // A queued member whose storage is unavailable uses nothing.
 
-// user is the first member in a pass that uses something.
 type user struct {
 	pass  int
 	first *member
@@ -109,7 +108,6 @@ func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// by returns the first user in this pass, or nil.
 func (u *user) by(p *Planner) *member {
 	if u.pass != p.pass {
 		return nil

@@ -141,7 +141,6 @@ func (p *Planner) leaveLine(m *member) {
 	}
 }
 
-// inUse counts a class's runs with a slot, and the pass's starts, without plans.
 func (p *Planner) inUse(c Class) int {
 	used := p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
 	if c == Restore {

@@ -128,7 +128,7 @@ type LocationState struct {
 	Available bool
 	// NoBackups is true if restores may read from it, but no backup may begin.
 	NoBackups bool
-	// Message says why it is unavailable or takes no backups, for administrators, not tenants.
+	// Message says why it is unavailable or takes no backups, for administrators only.
 	Message string
 }
 

@@ -162,7 +162,7 @@ func read(ctx context.Context, st store.Reader, key string) (wrapped *format.Wra
 	return wrapped, false, nil
 }
 
-// Find reads a store's wrapped keys, and reports spoilt ones by told.
+// Find reads a store's wrapped keys, and tells spoilt ones.
 func Find(ctx context.Context, st store.Reader, told func(error)) (found []format.WrappedKey, err error) {
 	for object, err := range st.List(ctx, format.WrappedKeysPrefix, store.ListOptions{Recursive: true}) {
 		if err != nil {

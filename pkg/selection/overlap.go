@@ -51,7 +51,6 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
 			for _, q := range b.patterns {
-				// Most pairs share no name, which is found at once.
 				if p.Intersects(q) && !b.excludes.covers(p) && !a.excludes.covers(q) && !yield(p, q) {
 					return
 				}

@@ -38,7 +38,6 @@ const (
 	maxName = validation.DNS1123LabelMaxLength
 )
 
-// char returns the set of c alone, or 0 if no name has c.
 func char(c byte) element {
 	switch {
 	case 'a' <= c && c <= 'z':

@@ -197,7 +197,6 @@ func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	return gr == namespacesResource || matchAny(r.cluster.included, gr) || r.fullBackup()
 }
 
-// autoOrWanted is the old style's rule for cluster-scoped resources, without the lists.
 func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 	if r.includeCluster != nil {
 		return *r.includeCluster

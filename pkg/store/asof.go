@@ -320,7 +320,6 @@ func (b *asOfBackend) now(ctx context.Context, folder string) (time.Time, error)
 	return theirs, nil
 }
 
-// countsRequests marks a backend whose client reports its requests itself.
 func (b *asOfBackend) countsRequests() {}
 
 func (b *asOfBackend) close() error { return nil }

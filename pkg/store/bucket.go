@@ -150,7 +150,7 @@ func folderPrefix(prefix string) (string, error) {
 	return prefix + "/", nil
 }
 
-// Check proves by the cheapest request that the store answers and can be listed.
+// Check proves cheaply that the store answers and can be listed.
 func (b *Bucket) Check(ctx context.Context) error {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return err
@@ -263,7 +263,6 @@ func (b *Bucket) write(ctx context.Context, operation, key string, content Conte
 	return b.explainWrite(key, err)
 }
 
-// explainWrite adds the rights that a denied write with a lock needs.
 func (b *Bucket) explainWrite(key string, err error) error {
 	if b.locking() != nil && isLocked(key) {
 		return lacksRight(err, lockedWrite)

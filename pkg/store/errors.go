@@ -177,7 +177,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 
 func classifyStatus(code string, status int) (reason string, kind error) {
 	said := ""
-	// Without a code, as from a proxy, the SDK uses the status's text.
+	// Without a code, the SDK uses the status's text.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}

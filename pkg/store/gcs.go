@@ -317,9 +317,8 @@ type bufferedWriter struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	most   int
-	// small writes a new object; large one until the reader's EOF.
-	small func(content []byte) error
-	large func(content io.Reader) error
+	small  func(content []byte) error
+	large  func(content io.Reader) error
 
 	buffer bytes.Buffer
 	pipe   *io.PipeWriter

@@ -34,7 +34,6 @@ const (
 
 type gcsIdentity struct{ oauth2.TokenSource }
 
-// gcsIdentityOf returns the account of the Secret, or of the environment.
 func gcsIdentityOf(location *enginev1alpha1.GCSLocation, secret map[string][]byte, again SecretReader, base http.RoundTripper) (*followed[*gcsIdentity], error) {
 	// Tokens outlive the first operation.
 	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Transport: base, Timeout: tokenTimeout})

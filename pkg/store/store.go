@@ -43,7 +43,7 @@ type ListOptions struct {
 	StartAfter string
 	// Beginning begins the names in the folder, with a slash only if Recursive.
 	Beginning string
-	// Unfinished also lists files of dead writers in a folder store, for removal.
+	// Unfinished also lists files of dead writers, for removal.
 	Unfinished bool
 }
 

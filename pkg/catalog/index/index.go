@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// attempts bounds the heads that are read, down to the first valid one.
+	// attempts bounds the heads that are read.
 	attempts = 3
 	fetches  = 16
 	// maxObjects bounds the listing, against malicious writers.
@@ -41,7 +41,7 @@ type Standing int
 
 const (
 	Ignored Standing = iota
-	// Others are other clusters' indexes, which count for backups signed by the same key.
+	// Others are other clusters', and count for backups signed by the same key.
 	Others
 	Own
 )
@@ -132,7 +132,7 @@ type fetched struct {
 	read chan struct{}
 }
 
-// Fetch starts to read all segments, several at once, without missing and damaged ones.
+// Fetch starts to read all segments, several at once, except missing and damaged ones.
 func (i *Index) Fetch(ctx context.Context) Fetched {
 	f := Fetched{reading: &sync.WaitGroup{}}
 	var segments []func()

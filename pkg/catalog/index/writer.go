@@ -64,7 +64,7 @@ func NewWriter(to Store, cluster format.Cluster, keys []string, clock clock.Pass
 	return &Writer{Grace: defaultGrace, store: to, cluster: cluster, keys: keys, clock: clock, newest: map[string]*Entry{}, stamps: map[string]string{}}
 }
 
-// Load reads the present index, without damaged parts. An error is the store's.
+// Load reads the present index's valid parts. An error is the store's.
 func (w *Writer) Load(ctx context.Context) error {
 	index, err := Open(ctx, w.store, func(clusterUID string) bool { return clusterUID == w.cluster.UID }, func(_, publicKey string) Standing {
 		if publicKey == w.cluster.Key.PublicKey() || slices.Contains(w.keys, publicKey) {

@@ -254,7 +254,6 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 	return slices.Concat(ranges...)
 }
 
-// cut removes entries after a position, but not earlier keys beside them.
 func (w *worker) cut(shard Shard, last string) Shard {
 	position, holds := w.location.Layout.(Parted).Position, shard.Holds
 	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry Entry) bool {

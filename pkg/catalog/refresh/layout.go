@@ -23,14 +23,14 @@ type Layout interface {
 	// Read fails with ErrUnfinished for a missing or unfinished entry, with an *UnreadableError for a
 	// permanent fault, and with any other error if the store fails.
 	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
-	// Probe checks by the smallest request whether an entry can be read.
+	// Probe checks by the smallest request whether an entry is readable.
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
 
 // Parted is a Layout that derives positions from names, to list ranges in parallel.
 type Parted interface {
 	Layout
-	// Position returns the position after a name, existing or not. Positions compare by bytes.
+	// Position returns the position after any name. Positions compare by bytes.
 	Position(name string) string
 }
 
@@ -50,7 +50,7 @@ type Shard struct {
 	Entries []Entry
 	// Beside has keys beside entries of other shards.
 	Beside []string
-	// Err is why the shard is incomplete. Then missing entries don't count.
+	// Err is why the shard is incomplete: missing entries don't count.
 	Err error
 	// Suspicion is, in stable words, why a complete shard's missing entries are doubted; or empty.
 	Suspicion string

@@ -66,7 +66,7 @@ type Location struct {
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
-	// Remove hides names from the next process, however this one ends.
+	// Remove hides names from the next process at once.
 	Remove(storeNames ...string) error
 	// Write writes if due, Close always, what keep accepts.
 	Write(ctx context.Context, keep func(storeName string) bool) error
@@ -95,7 +95,7 @@ type Options struct {
 	Interval time.Duration
 	// FullInterval is the time between full listings of more than a poll. Default 1 h.
 	FullInterval time.Duration
-	// Reads is the first number of concurrent requests to a location. Default 16.
+	// Reads is the first number of concurrent requests. Default 16.
 	Reads int
 	// MostReads is the maximum. Default 128, or Reads if set.
 	MostReads int
@@ -136,7 +136,7 @@ type State struct {
 	Unfinished int
 	// Cached is true while a former process's entries are shown.
 	Cached bool
-	// LastError is, in stable words, why the last refresh failed, or empty.
+	// LastError is why the last refresh failed, in stable words.
 	LastError string
 	Suspicion string
 
@@ -211,7 +211,7 @@ func (r *Refresher) Run(ctx context.Context) {
 	}
 }
 
-// SetLocations sets all locations. New ones are refreshed at once, removed ones forgotten.
+// SetLocations sets all locations. New ones are refreshed at once.
 func (r *Refresher) SetLocations(locations []Location) {
 	r.mu.Lock()
 	r.wanted, r.set = slices.Clone(locations), true

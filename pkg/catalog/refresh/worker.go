@@ -66,7 +66,6 @@ type worker struct {
 	lastBeside time.Time
 }
 
-// manyRows is how many rows a refresh puts before it returns unused memory.
 const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")

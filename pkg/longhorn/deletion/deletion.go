@@ -60,7 +60,7 @@ type Result struct {
 	Kept string
 }
 
-// Backup deletes a volume's backup, and the blocks that no other needs.
+// Backup deletes a backup, and the blocks that no other needs.
 func (d *Deleter) Backup(ctx context.Context, volume, backup string) (result Result, err error) {
 	return d.Backups(ctx, volume, []string{backup}, false)
 }
@@ -251,7 +251,6 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 }
 
 type remains struct {
-	// spoilt says which of them prevents the collection, and why.
 	spoilt string
 
 	mu   sync.Mutex
@@ -331,7 +330,6 @@ func (d *Deleter) survey(ctx context.Context, names []store.Object, read func(io
 	return left, nil
 }
 
-// isStores reports whether the store failed, and not its content.
 func isStores(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrNotFound) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)

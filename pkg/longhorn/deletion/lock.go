@@ -79,7 +79,6 @@ func (d *Deleter) acquire(ctx context.Context, volume string) (_ *lock, err erro
 	return l, nil
 }
 
-// yield fails if a lock of the other type comes first.
 func (l *lock) yield(ctx context.Context, volume string) error {
 	var others []store.Object
 	var own store.Object

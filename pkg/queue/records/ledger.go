@@ -88,7 +88,7 @@ func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, er
 	return ledger, nil
 }
 
-// Started returns the ledger's runs, to show the queue: none if it is unreadable.
+// Started returns the ledger's runs; none if it is unreadable.
 func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
 	starts, _ := Ledger(ledger)
 	uids := sets.New[types.UID]()

@@ -146,7 +146,7 @@ func (c *Cloud) Leaked(text string) bool {
 	return false
 }
 
-// Guard makes an S3 server refuse requests without a valid session of a role.
+// Guard makes an S3 server refuse requests without a role's session.
 func (c *Cloud) Guard(role string) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

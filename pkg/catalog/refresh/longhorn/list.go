@@ -109,7 +109,6 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 	}
 }
 
-// past returns a position between a folder's keys and the next folder.
 func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
 func holds(after, last string) func(name string) bool {

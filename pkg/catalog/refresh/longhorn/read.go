@@ -126,9 +126,8 @@ func readVolume(ctx context.Context, from store.Ranger, name string, mayRead boo
 
 type reading struct {
 	volume, backup string
-	// row is nil if the store failed, or the backup is missing.
-	row *catalog.Volume
-	err error
+	row            *catalog.Volume
+	err            error
 }
 
 func (r *reading) do(ctx context.Context, from store.Ranger) {
@@ -205,7 +204,6 @@ func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content)
 	return nil
 }
 
-// describe sets the rows' namespace and size, by the last backup.
 func describe(name string, volume *format.Volume, trouble string, rows []catalog.Volume) {
 	var of map[string]string
 	if volume != nil {
