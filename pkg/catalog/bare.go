@@ -23,7 +23,7 @@ func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedR
 		there[rows.at(i).backupName()] = true
 	}
 	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
-		there[d.backupName] = true // deleted here
+		there[d.backupName] = true
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
 	// A single unfinished row may leave: it has failed.

@@ -174,7 +174,7 @@ type Item struct {
 
 // PutAll puts several entries as one, cheaper change.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
-	rows := make([]*packedRows, len(items)) // made without a lock
+	rows := make([]*packedRows, len(items))
 	for i := range items {
 		if rows[i] = items[i].Content.Packed.rows; rows[i] == nil {
 			rows[i] = new(Packer).Pack(items[i].Content.Volumes).rows

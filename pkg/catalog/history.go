@@ -159,7 +159,7 @@ func VolumesOf(name string) []string {
 	_, of, _ := strings.Cut(name, ":") // backups' names have no colon
 	candidates := []string{of}
 	if i := strings.LastIndex(of, ":"); i >= 0 {
-		candidates = append(candidates, of[:i]) // it may count repetitions
+		candidates = append(candidates, of[:i])
 	}
 	return candidates
 }

@@ -17,7 +17,7 @@ import (
 // Claim names a volume claim, in a recreated namespace or not.
 type Claim = types.NamespacedName
 
-// HeldClaims returns the sorted claims with data in a backup.
+// HeldClaims returns the sorted claims with data in a backup, neither failed nor deleted.
 func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -392,7 +392,7 @@ type Packer struct{ before []row }
 // Pack packs an entry's rows, and numbers repetitions of a volume.
 func (p *Packer) Pack(volumes []Volume) Rows {
 	rows := make([]row, len(volumes))
-	alike := len(p.before) == len(rows) // same volumes in the same order
+	alike := len(p.before) == len(rows)
 	for i := range volumes {
 		var like *row
 		if i < len(p.before) {

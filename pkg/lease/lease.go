@@ -10,8 +10,8 @@
 //  3. A process never renews or recreates a lost Lease.
 //
 // Only durations are compared, by the monotonic and the wall clock: the former stops in a sleeping
-// machine. A process checks every 250 ms; Holds checks at once, Leads asks the cluster. After a manual
-// deletion, two work until the next renewal.
+// machine, and a jump of the latter stops a process needlessly. A process checks every 250 ms; Holds
+// checks at once, Leads asks the cluster. After a manual deletion, two work until the next renewal.
 package lease
 
 import (
@@ -48,7 +48,8 @@ type lease struct {
 	labels             map[string]string
 	duration           time.Duration
 	interval, deadline time.Duration
-	remade             bool
+	// remade recreates a deleted Lease.
+	remade bool
 	// stays keeps the Lease, without holder.
 	stays bool
 	// annotate changes the Lease before each write; may be nil.

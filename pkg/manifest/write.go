@@ -403,7 +403,7 @@ func footer(at int64) []byte {
 	b = append(b, footerID[0], footerID[1])
 	b = binary.LittleEndian.AppendUint16(b, 8)
 	b = binary.LittleEndian.AppendUint64(b, uint64(at))
-	b = append(b, 1, 0, 0, 0xff, 0xff) // the last block, stored and empty
+	b = append(b, 1, 0, 0, 0xff, 0xff)
 	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
 }
 

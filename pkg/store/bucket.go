@@ -297,9 +297,9 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 	return &writer{ObjectWriter: w, bucket: b, key: key}, nil
 }
 
-// RemoveUnfinished removes temporary files, or parts in S3, below a folder, of writes that began before
-// an instant by the store's clock, and so are dead. It returns their keys; a dry run removes nothing. A
-// store that can't list them returns errors.ErrUnsupported.
+// RemoveUnfinished removes temporary files, or parts in S3, below a folder, of writes that began before an
+// instant by the store's clock. The caller knows that no writer takes so long. It returns their keys; a
+// dry run removes nothing. A store that can't list them returns errors.ErrUnsupported.
 func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err

@@ -389,7 +389,7 @@ func decodeBody(body []byte) (*Segment, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.strings[i] = unique.Make(string(s)).Value() // all segments' strings are similar
+		c.strings[i] = unique.Make(string(s)).Value()
 	}
 	if count, err = c.count(maxEntries); err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 			last = object.Key
 			if storeName, ok := format.StoreNameOf(object.Key); ok {
 				shard.Entries = append(shard.Entries, Entry{Name: storeName, Beside: waiting.take(storeName)})
-				if count >= pageSize && len(waiting) == 0 && !end() { // before another request
+				if count >= pageSize && len(waiting) == 0 && !end() {
 					return
 				}
 			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
@@ -369,7 +369,7 @@ func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeNam
 		return nil, false, err
 	}
 	if phase := ours.Status.Phase; phase != v1alpha1.BackupPhaseCompleted && phase != v1alpha1.BackupPhasePartiallyFailed {
-		return nil, false, nil // not worth finding
+		return nil, false, nil
 	}
 	contents, err := format.TakeContents(ours.DeepCopy())
 	if err != nil || len(contents) == 0 {

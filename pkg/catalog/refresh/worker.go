@@ -520,7 +520,7 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 	if unread += len(names); unread == 0 {
 		return ctx.Err()
 	}
-	if first == nil { // the worker is to end
+	if first == nil {
 		return cmp.Or(ctx.Err(), errStopped)
 	}
 	return fmt.Errorf("%d of %d backups could not be read: %s", unread, all, store.Reason(first))
@@ -528,7 +528,7 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 
 type pass struct {
 	failed, denied []string
-	slow           []string // failed ones that timed out
+	slow           []string
 	first          error
 }
 

@@ -70,7 +70,7 @@ func (p *Planner) Knows(run enginev1alpha1.QueuedRun) bool {
 	return p.selected[run.GetUID()] != nil || !inQueue(run)
 }
 
-// Load returns a namespace's load, with coming records.
+// Load returns a namespace's load, with records that are being created, named in coming.
 func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[string]) Load {
 	load := p.loads[place{class, namespace}]
 	for name := range coming {

@@ -214,7 +214,7 @@ func (w *worker) run(ctx context.Context) {
 			}
 		case <-w.woken:
 			if w.writer == nil {
-				continue // a search is due
+				continue
 			}
 			select {
 			case <-w.options.Clock.After(w.options.Gather):
@@ -232,7 +232,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		klog.FromContext(ctx).V(2).Info("Could not write the index of a storage location", "reason", store.Reason(err))
 		w.close()
-		w.putBack(ended) // the search reads them
+		w.putBack(ended)
 		failed++
 		due = w.options.Clock.After(around(min(firstRetry<<min(failed-1, 10), lastRetry)))
 	}
