@@ -10,7 +10,7 @@
 //  3. A process never renews or recreates a lost Lease.
 //
 // Only durations are compared, by the monotonic and the wall clock: the former stops in a sleeping
-// machine, and a jump of the latter stops a process needlessly. A process checks every 250 ms; Holds
+// machine. A jump of the latter stops a process needlessly. A process checks every 250 ms; Holds
 // checks at once, Leads asks the cluster. After a manual deletion, two work until the next renewal.
 package lease
 

@@ -13,7 +13,7 @@ import (
 
 // A pass walks the line from the running members to the last queued one, once. For each thing by which
 // runs overlap it keeps the first user. If any user overlaps a member that has a slot or starts now,
-// the first one does: members with slots come first, and a member that starts overlaps none before it.
+// the first one does. Members with slots come first, and a member that starts overlaps none before it.
 // A queued member whose storage is unavailable uses nothing.
 
 type user struct {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package longhorntest gives tests stores of Longhorn's format: one by its own library, with the
-// library's view of it, and generated ones, whose generator is tested against the first.
+// library's view of it, and generated ones. Their generator is tested against the first.
 package longhorntest
 
 import (
