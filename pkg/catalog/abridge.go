@@ -16,17 +16,15 @@ import (
 )
 
 const (
-	// maxForeign bounds the kept metadata of a backup without a trusted signature, in bytes.
+	// maxForeign bounds metadata without a trusted signature, in bytes.
 	maxForeign  = 16 << 10
 	maxAbridged = 4 << 10
-	// maxText bounds its other texts, and the texts of volumes.
-	maxText = 1 << 10
-	maxName = 253
+	maxText     = 1 << 10
+	maxName     = 253
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
-// keeps the backup's end, expiration and namespaces, which lists and restores by name need. A
-// selection that is too long becomes one of everything, never of less.
+// keeps the end, expiration and namespaces. A long selection becomes everything, never less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)
 	if size <= maxForeign {

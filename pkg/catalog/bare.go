@@ -11,22 +11,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// missedVersions differ from all present versions, so the next listing reads the entry.
+// missedVersions differ from all present versions, to cause a read.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked returns the read rows of an entry that is no Backup, and the known rows that are
-// missing and were not deleted here. A row leaves when a second listing lacks it, too. None leaves
-// while nothing is read, unless the loss is accepted.
+// keepLocked returns the rows of a bare entry: those read, and missing ones that were not deleted here.
+// A row leaves when a second listing lacks it, but none while nothing is read, unless the loss is
+// accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {
 		there[rows.at(i).backupName()] = true
 	}
 	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
-		there[d.backupName] = true // deleted here
+		there[d.backupName] = true
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
-	// A single unfinished row leaves when it has failed.
+	// A single unfinished row may leave: it has failed.
 	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != v1alpha1.VolumeBackupInProgress })
 	switch {
 	case !emptied:
@@ -64,7 +64,7 @@ func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }
 
-// Emptied returns a suspicion if the store has lost all rows of entries that are no Backups, or "".
+// Emptied returns a suspicion if all rows of bare entries are missing.
 func (c *Catalog) Emptied(location string) (suspicion string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -15,14 +15,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// Writers to a bucket may store any number of backups. So each location has a bound for backups
-// that neither this cluster nor a trusted one has signed. They are kept in an order, up to the
-// first that does not fit. It depends only on the store's content.
-//
-// An omitted backup counts as present, and is no loss. It is read again when there is room, or when
-// the trusted clusters change.
+// Each location has a bound for backups that neither this nor a trusted cluster has signed:
+// docs/catalogue.md ("Backups that others write"). Their order depends only on the store's content.
+// From the first that does not fit on, they are omitted, but count as present.
 
-// DefaultForeignBytes bounds the backups of a location without a trusted signature.
+// DefaultForeignBytes is the default of SetForeignBytes.
 const DefaultForeignBytes = 64 << 20
 
 const entryBytes = 1 << 10
@@ -34,7 +31,6 @@ type weight struct {
 }
 
 const (
-	// weightReplaced is for a backup whose metadata was replaced.
 	weightReplaced = iota
 	weightForeign
 	weightUnreadable
@@ -43,11 +39,10 @@ const (
 type foreign struct {
 	kept  *btree.BTree[*entry]
 	bytes int64
-	// first is a copy, with name and weight, of the first entry that does not fit; nil if all do.
+	// first copies name and weight of the first omitted entry; nil if none.
 	first   *entry
 	leftOut int
-	// freed is set when room may have been freed since the last check.
-	freed bool
+	freed   bool
 }
 
 func compareForeign(a, b *entry) int {
@@ -59,11 +54,10 @@ func compareForeign(a, b *entry) int {
 
 func isBefore(a, b *entry) bool { return compareForeign(a, b) < 0 }
 
-// SetForeignBytes bounds the backups of each location without a trusted signature. It must precede
-// the first Put.
+// SetForeignBytes bounds each location's backups without a trusted signature, before the first Put.
 func (c *Catalog) SetForeignBytes(bytes int64) { c.foreignBytes = bytes }
 
-// LeftOut returns the number of a location's omitted backups, and the newest one's name.
+// LeftOut returns the number of omitted backups, and the newest one's name.
 func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -74,7 +68,7 @@ func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	return f.leftOut, f.first.storeName
 }
 
-// Unfinished returns the number of a location's folders that hold no finished backup.
+// Unfinished counts a location's folders without a finished backup.
 func (c *Catalog) Unfinished(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -87,14 +81,11 @@ func (c *Catalog) Unfinished(location string) int {
 	return count
 }
 
-// isVouchedFor reports whether this cluster, or one that the location trusts, has signed the
-// backup.
 func isVouchedFor(backup *v1alpha1.Backup) bool {
 	origin := backup.Status.Origin
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
-// weigh returns the place of a backup, or of a volume's folder, which is never signed.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	if backup == nil {
 		w := weight{class: weightForeign, bytes: entryBytes + rows.footprint()}
@@ -113,7 +104,6 @@ func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	return w
 }
 
-// footprint estimates the memory of rows. Shapes may be shared, but count in each.
 func (p *packedRows) footprint() int64 {
 	if p.len() == 0 {
 		return 0
@@ -154,7 +144,7 @@ func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows
 
 func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	f := c.foreignLocked(e.location)
-	if e.read == nil { // else its listing needs them to tell when to read it again
+	if e.read == nil { // its listing needs them to know when to read it again
 		e.versions = nil
 	}
 	c.setLocked(e, nil, nil, nil, false, changed)
@@ -204,7 +194,7 @@ func (c *Catalog) shedLocked(changed *recorder) {
 		for f.bytes > c.foreignBytes {
 			last, _ := f.kept.Max()
 			c.leaveOutLocked(last, last.weight, changed)
-			f.freed = freed // that room is not free
+			f.freed = freed // the room is taken
 		}
 	}
 }
@@ -236,8 +226,6 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut marks all omitted entries, and abridged backups that are trusted now, to be read
-// again.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,18 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure
-// state: package refresh puts in what it reads; objects and changes come out.
+// Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure state:
+// package refresh puts in what it reads; objects and changes come out. See docs/catalogue.md.
 //
 // An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
-// volume without one. An entry that is no Backup ("bare") is the folder of one volume, as Longhorn
-// has them. An unreadable backup is one row, and is tried again. docs/catalogue.md says when
-// missing backups leave, and how much is kept of foreign ones.
+// volume without one. A "bare" entry is the folder of one volume, as in Longhorn. An unreadable backup
+// is one row.
 //
-// Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace
-// if a cluster trusted for it has signed the backup, else in the system namespace. A namespace's
-// objects name only its own backups; others have a pseudonym. The system namespace, and lists over
-// all namespaces, name all.
+// Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace if
+// a cluster trusted for it has signed it, else in the system namespace. A namespace's objects name only
+// its own backups, and give others a pseudonym, except in the system namespace and in lists over all
+// namespaces.
 package catalog
 
 import (
@@ -32,8 +31,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Catalog holds the entries of all locations. It is safe for concurrent use. Its objects are
-// shared, and must not be modified.
+// Catalog has the entries of all locations. It is safe for concurrent use. Its objects are shared:
+// don't modify them.
 type Catalog struct {
 	systemNamespace string
 	notify          func(Changes)
@@ -49,113 +48,101 @@ type Catalog struct {
 	volumes      *btree.BTree[*volume]        // by name; guarded by mu
 	foreign      map[string]*foreign          // by location; guarded by mu
 	foreignBytes int64
-	trust        trust  // guarded by mu
-	sought       volume // search key for volumes; guarded by mu
-	// deletions has the recorded deletions of volumes; recorded has each record's backups.
-	deletions map[BackupID][]deletion         // guarded by mu
-	recorded  map[types.UID]map[BackupID]bool // guarded by mu
+	trust        trust                           // guarded by mu
+	sought       volume                          // search key for volumes; guarded by mu
+	deletions    map[BackupID][]deletion         // guarded by mu
+	recorded     map[types.UID]map[BackupID]bool // guarded by mu
 
-	// version and floor are the next Snapshot's; taken is the current one, if any. epoch counts
-	// snapshots, copied the bytes copied for them. Guarded by mu.
+	// version and floor are for the next Snapshot; taken is the current one, or nil. epoch counts
+	// snapshots, copied their bytes. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
 	// guarded by mu
 	resting int64
-	// withdrawn counts rows that left a namespace, whose readers may no longer see them; guarded by
-	// mu.
+	// withdrawn counts rows that readers may no longer see; guarded by mu.
 	withdrawn uint64
 }
 
-// entry is a backup, or all backups of one volume in another layout.
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one;
-	// nil for an unfinished backup and a bare entry.
-	backup *v1alpha1.Backup
-	rows   *packedRows
-	// deleted marks the deleted rows, which are not listed; nil if none.
+	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one, or
+	// nil.
+	backup  *v1alpha1.Backup
+	rows    *packedRows
 	deleted []bool
 	bare    bool
-	// read has all rows of a bare entry, including deleted ones.
-	read *packedRows
-	// missed has since when rows of read are missing, by the backups' names.
-	missed map[string]time.Time
-	// emptied is since when a bare entry lacks all rows. lossAccepted lets them leave if that is
-	// found again.
+	read    *packedRows
+	missed  map[string]time.Time
+	// emptied is since when a bare entry lacks all rows; with lossAccepted, the next such read removes
+	// them.
 	emptied      time.Time
 	lossAccepted bool
-	// claims is the origin by the metadata; nil for a stand-in or bare entry.
+	// claims is the metadata's origin; nil for a stand-in or bare entry.
 	claims     *v1alpha1.BackupOrigin
 	expiration *metav1.Time
-	// changes are the readable changes of the expiration among the keys changesRead; changesListed
-	// are the keys beside the folder.
+	// changes are the readable ones of the keys changesRead; changesListed are the keys beside the
+	// folder.
 	changes                    []format.Expiration
 	changesRead, changesListed []string
 	replaced                   bool
 	versions                   map[string]string
 	digests                    Digests
 
-	// shadowed is true if an entry of another location has this store name and precedes it, or if
-	// the location shows an earlier time. Then the location is a suffix of its name.
+	// shadowed entries have a suffix, since another location's entry with the store name precedes, or
+	// the location shows an earlier time.
 	shadowed bool
 	held     *held
 
-	// weight is its place among the foreign entries, where it counts while counted. leftOut entries
-	// are not listed; again requests a read.
+	// weight is its place among foreign entries, while counted. leftOut entries are not listed; again
+	// requests a read.
 	weight                  weight
 	counted, leftOut, again bool
 
 	recordedAt time.Time
-	// listedAt is the start of the latest listing that had it.
-	listedAt time.Time
-	// missingSince is the start of the first of the latest listings that lacked it; zero if none
-	// did.
+	listedAt   time.Time
+	// missingSince is the start of the first listing that lacked it since; zero if none.
 	missingSince time.Time
 	suspect      bool
 	// askedAt is the start of the latest read without a finished backup.
-	askedAt time.Time
-	// retryAt is the next read; zero means none.
+	askedAt  time.Time
 	retryAt  time.Time
 	attempts int
 }
 
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is the read content of an entry.
+// Content is an entry's content as read.
 type Content struct {
-	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
-	// volume.
+	// Backup is the metadata, whose origin decides where it is listed; nil for a bare entry.
 	Backup *v1alpha1.Backup
-	// Volumes are the volumes or volume backups. Packed replaces them if it has any.
+	// Volumes are volumes or volume backups, unless Packed has some.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
-	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
-	// namespace, where all others are listed.
+	// Trusted lists a bare entry's volume backups in their namespaces instead of the system namespace.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
+	// Replaced says that our backup's metadata was replaced, and what remains.
 	Replaced     string
 	VolumesError string
-	// Versions are the versions of the read objects, by the layout's names; nil if the layout
-	// detects changes otherwise.
+	// Versions are the objects', by the layout's names; nil if the layout detects changes otherwise.
 	Versions map[string]string
 	Digests  Digests `json:",omitzero"`
 }
 
-// Digests are the SHA-256 of a backup's files as stored, in hexadecimal; empty if unknown.
+// Digests are the SHA-256 of a backup's files in hexadecimal; empty if unknown.
 type Digests struct {
 	Log      string `json:",omitempty"`
 	Results  string `json:",omitempty"`
 	Manifest string `json:",omitempty"`
 }
 
-// Rows returns the number of volumes.
+// Rows counts the volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
-// New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
-// time and in order. It may read the catalogue, but not change it.
+// New returns an empty catalogue. notify, if not nil, is called after each change, serially and in
+// order. It may only read the catalogue.
 func New(systemNamespace string, notify func(Changes)) *Catalog {
 	if notify == nil {
 		notify = func(Changes) {}
@@ -174,20 +161,20 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 	}
 }
 
-// Put records a backup that was read.
+// Put records an entry's content.
 func (c *Catalog) Put(location, storeName string, content Content, now time.Time) {
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
 
-// Item is the read content of one entry.
+// Item is an entry's content.
 type Item struct {
 	StoreName string
 	Content   Content
 }
 
-// PutAll puts several entries as one change, to compute their consequences once.
+// PutAll puts several entries as one, cheaper change.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
-	rows := make([]*packedRows, len(items)) // made without a lock
+	rows := make([]*packedRows, len(items))
 	for i := range items {
 		if rows[i] = items[i].Content.Packed.rows; rows[i] == nil {
 			rows[i] = new(Packer).Pack(items[i].Content.Volumes).rows
@@ -233,8 +220,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records that a backup's metadata can't be used, with the reason. It keeps earlier
-// content.
+// PutUnreadable records why metadata can't be used. It keeps earlier content.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -254,8 +240,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a folder has no finished backup, by a read that started at begun.
-// Earlier content is kept.
+// PutUnfinished records a read from begun on without a finished backup. It keeps earlier content.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -296,7 +281,7 @@ func (c *Catalog) Remove(location, storeName string) {
 	})
 }
 
-// Len returns the number of known backups of a location, including omitted ones.
+// Len counts a location's known backups, also omitted ones.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -309,7 +294,7 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
-// CountIn returns the number of backups listed in a namespace.
+// CountIn counts the backups listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -324,15 +309,14 @@ func (c *Catalog) CountIn(namespace string) int {
 	return count
 }
 
-// Resting returns the bytes of all rows without pointers, which the garbage collector does not
-// scan.
+// Resting returns the bytes of rows that the garbage collector skips.
 func (c *Catalog) Resting() int64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.resting
 }
 
-// Replaced returns the number of a location's backups whose metadata was replaced.
+// Replaced counts a location's backups with replaced metadata.
 func (c *Catalog) Replaced(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -345,8 +329,7 @@ func (c *Catalog) Replaced(location string) int {
 	return count
 }
 
-// Knows reports whether the catalogue has read, or has looked for since the given time, a backup
-// that is stored by its record.
+// Knows reports whether a record's backup was read, or looked for since the given time.
 func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -371,7 +354,7 @@ func (c *Catalog) IsMissing(location, storeName string) bool {
 	return e != nil && !e.missingSince.IsZero()
 }
 
-// Readable returns the store name of some readable backup of a location, or "".
+// Readable returns any readable backup's store name in a location, or "".
 func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -389,8 +372,7 @@ func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	return backup
 }
 
-// Find returns the backup of a listed name, its location, store name and digests; nil if there is
-// none.
+// Find returns a listed backup, its location, store name and digests.
 func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -435,7 +417,6 @@ func (c *Catalog) entryLocked(location, storeName string) *entry {
 	return e
 }
 
-// group has the entries that want one name. Backups and bare entries never conflict.
 type group struct {
 	storeName string
 	bare      bool
@@ -443,8 +424,8 @@ type group struct {
 
 func (e *entry) group() group { return group{e.storeName, e.bare} }
 
-// setLocked changes an entry's content; backup is nil for none or a bare one. All changed rows are
-// unlisted before any is listed, since they may exchange names.
+// setLocked changes an entry's content; backup may be nil. It unlists all changed rows before it lists
+// any, since they may exchange names.
 func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
@@ -481,8 +462,8 @@ func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows,
 	}
 }
 
-// shadowLocked gives the first entry of a group the plain name, unless its location shows an earlier
-// time. It unlists the changed entries, and adds them to relist.
+// shadowLocked gives a group's first entry the plain name, unless its location shows an earlier time.
+// It unlists changed entries, and adds them to relist.
 func (c *Catalog) shadowLocked(of group, relist map[*entry]bool, changed *recorder) {
 	if len(c.rows[of]) == 0 {
 		delete(c.rows, of)
@@ -515,7 +496,7 @@ func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 func (c *Catalog) unlistRowLocked(e *entry, i int, changed *recorder) {
 	name := e.held.rows.at(i).volumeName(c.systemNamespace)
 	changed.volumes[name] = true
-	clear(changed.added) // this may have been the last row of a volume
+	clear(changed.added) // it may have been a volume's last row
 	c.removeLocked(newMember(e.held, i), name)
 }
 
@@ -539,7 +520,7 @@ func (c *Catalog) holdLocked(e *entry) {
 	if e.shadowed && e.backup != nil {
 		row := *e.backup
 		row.Name = e.backup.Name + "@" + e.location
-		// A store may be a copy of another one, with its uids.
+		// A store may be a copy of another, with its uids.
 		row.UID = format.DerivedUID("backup", e.location, e.storeName, string(e.backup.UID))
 		e.held.row = &row
 	}

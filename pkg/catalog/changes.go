@@ -14,17 +14,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Changes are the effects of one change on the lists. An object with a new uid is another object.
-// Volume backups are too many; see History.
+// Changes are a change's effects on the lists. A new uid means another object. History has volume
+// backups.
 type Changes struct {
 	Backups Delta[*v1alpha1.Backup]
 	Volumes Delta[*v1alpha1.BackupVolume]
-	// Named has the set volumes with the name of a last backup in another namespace, for lists over
-	// all namespaces.
+	// Named has the set volumes with a last backup in another namespace, for lists over all namespaces.
 	Named []*v1alpha1.BackupVolume
 }
 
-// Delta is the change of one kind of object, in the order of names.
+// Delta is the change of one kind, sorted by name.
 type Delta[T any] struct {
 	Set  []T
 	Gone []types.NamespacedName
@@ -37,8 +36,7 @@ func (c *Changes) Empty() bool {
 
 func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 
-// recorder collects the objects that one change has set, or nil if removed. Volumes are only
-// marked, and built at the end.
+// recorder collects one change's objects; nil if removed. Volumes are built at the end.
 type recorder struct {
 	backups map[types.NamespacedName]*v1alpha1.Backup
 	volumes map[types.NamespacedName]bool
@@ -58,8 +56,7 @@ func newRecorder() *recorder {
 	}
 }
 
-// ofAPod reports whether a name is of a volume without a claim. Only lists of volume backups have
-// it.
+// ofAPod reports whether a name is of a volume without a claim. Only lists of volume backups have it.
 func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
 
 func (r *recorder) changesLocked(c *Catalog) Changes {

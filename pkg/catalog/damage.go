@@ -19,8 +19,8 @@ import (
 
 const reasonDataLost = "DataLost"
 
-// SetDamage sets the lost data of a namespace's repository in a location; nil for none. Volume
-// backups that need it are Damaged until the store has it again.
+// SetDamage sets the lost data of a namespace's repository in a location, or nil. Volume backups that
+// need it are Damaged until the store has it again.
 func (c *Catalog) SetDamage(location, namespace string, damage *enginev1alpha1.RepositoryDamage) {
 	name := enginev1alpha1.RepositoryName(namespace, location)
 	if !c.setTrust(func(t *trust) bool {
@@ -57,8 +57,8 @@ func (p *packedRows) namespaces() (all []string) {
 	return all
 }
 
-// damagedLocked sets the state Damaged of rows that need lost data, and a condition of the backup.
-// Rows with restored data become Completed.
+// damagedLocked sets the state Damaged of rows that need lost data, or Completed, and the backup's
+// condition.
 func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedRows, deleted []bool) *packedRows {
 	placed.Status.Conditions = slices.DeleteFunc(slices.Clone(placed.Status.Conditions), func(is metav1.Condition) bool {
 		return is.Type == v1alpha1.ConditionVolumesDamaged

@@ -13,17 +13,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// BackupID identifies a backup in a store, or, without UID, a bare entry.
+// BackupID identifies a stored backup; without UID a bare entry.
 type BackupID struct {
 	Location, StoreName string
 	UID                 types.UID
 }
 
-// VolumeInBackup is one volume in one backup.
+// VolumeInBackup is a volume in a backup.
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
-	// BackupName is the volume backup's name in a bare entry.
+	// BackupName is the name in a bare entry.
 	BackupName string
 }
 
@@ -31,12 +31,11 @@ type deletion struct {
 	record     types.UID
 	volume     format.VolumeID
 	backupName string
-	// stored is true once the store has it. It counts until the store was read again.
+	// stored is true once the store has it. It counts until the next read.
 	stored bool
 }
 
-// SetVolumeDeletion hides volumes of backups with a recorded deletion, all of a record at once; nil
-// for a deleted record.
+// SetVolumeDeletion hides all volumes of a deletion record at once; nil if the record is deleted.
 func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := map[BackupID]bool{}
@@ -93,8 +92,8 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	return entries
 }
 
-// deletedLocked returns an entry's deleted rows, by the store's trusted change or by a record; nil
-// if none. It updates the backup's counts.
+// deletedLocked returns the rows deleted by the store's trusted change or a record, or nil, and updates
+// the backup's counts.
 func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
@@ -160,7 +159,6 @@ func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 		e.rank() == (&entry{backup: backup}).rank()
 }
 
-// setDeletedLocked is setLocked for an entry whose place and rows stay, and only deleted changes.
 func (c *Catalog) setDeletedLocked(e *entry, backup *v1alpha1.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {
@@ -183,7 +181,6 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts the volumes of a backup. before has the number of omitted volumes.
 func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
 	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {
@@ -213,7 +210,7 @@ func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgres
 	return sum
 }
 
-// HistoryItem is one volume backup of a volume.
+// HistoryItem is a volume's backup.
 type HistoryItem struct {
 	VolumeInBackup
 	// Listed is its name as a VolumeBackup.
@@ -221,12 +218,11 @@ type HistoryItem struct {
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.
 	Of *v1alpha1.Backup
-	// InStorage: its only copy is a snapshot in the storage of the volume.
+	// InStorage means that the only copy is in the volume's storage.
 	InStorage bool
 }
 
-// History returns the volume backups of a BackupVolume, ordered by the backups' store names, and
-// its uid.
+// History returns a BackupVolume's volume backups, sorted by store name, and its uid.
 func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid types.UID) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

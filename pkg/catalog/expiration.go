@@ -14,14 +14,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MaxChanges bounds the changes of a backup that are read, and the kept keys beside a folder.
+// MaxChanges bounds a backup's changes that are read, and the keys kept for a folder.
 const MaxChanges = 100
 
-// crowdMark is in no key of a change.
 const crowdMark = ".expiration-*"
 
-// Crowd stands for the keys of a store name's changes that are too many to keep; sum is of all of
-// them. To read the backup, its changes are listed.
+// Crowd stands for a store name's changes with too many keys, by the sum of all.
 func Crowd(storeName string, sum []byte) string {
 	return format.BackupsPrefix + storeName + crowdMark + hex.EncodeToString(sum)
 }
@@ -29,7 +27,6 @@ func Crowd(storeName string, sum []byte) string {
 // IsCrowd reports whether a key is a Crowd.
 func IsCrowd(key string) bool { return strings.Contains(key, crowdMark) }
 
-// changed returns the store name of a change's key, or of a Crowd.
 func changed(key string) (storeName string, ok bool) {
 	if IsCrowd(key) {
 		storeName, _, _ = strings.Cut(strings.TrimPrefix(key, format.BackupsPrefix), crowdMark)
@@ -39,9 +36,8 @@ func changed(key string) (storeName string, ok bool) {
 	return storeName, ok
 }
 
-// ObserveChanges takes the listed keys of all changes of expirations, of the entries that holds
-// names (nil: all), or a Crowd of them. It is called after ObserveListing. It returns the store names of backups with
-// new ones. A change is never rewritten.
+// ObserveChanges takes the listed keys of expiration changes, or a Crowd, of entries whose names holds
+// (nil: all) accepts, after ObserveListing. It returns the store names of backups with new changes.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
@@ -65,7 +61,7 @@ func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, 
 	return read
 }
 
-// Changes returns the keys of a backup's changes of expiration in the last listing.
+// Changes returns a backup's listed keys of expiration changes.
 func (c *Catalog) Changes(location, storeName string, backup types.UID) []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -76,7 +72,7 @@ func (c *Catalog) Changes(location, storeName string, backup types.UID) []string
 	return changesOf(e.changesListed, backup)
 }
 
-// changesOf returns the newest changes of a backup, or each Crowd, which may have some of it.
+// changesOf returns a backup's newest changes, or all Crowds, which may have some.
 func changesOf(keys []string, backup types.UID) []string {
 	if slices.ContainsFunc(keys, IsCrowd) {
 		crowds := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return !IsCrowd(key) })
@@ -90,8 +86,8 @@ func changesOf(keys []string, backup types.UID) []string {
 	return newest[:min(len(newest), MaxChanges)]
 }
 
-// applyChangesLocked applies and returns the newest valid change of the expiration, or nil. A
-// change is valid if the backup's cluster has signed it, with the same key or another known one.
+// applyChangesLocked applies and returns the newest valid expiration change, or nil. A known key of the
+// backup's cluster must have signed it.
 func (c *Catalog) applyChangesLocked(e *entry, backup *v1alpha1.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0

@@ -17,15 +17,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// History is all volume backups at one version, ordered by namespace, volume and time. It is
-// immutable, and free to take: the catalogue copies on later changes.
+// History is all volume backups at one version, ordered by namespace, volume and time. It is immutable,
+// and free to take: later changes copy.
 type History struct {
 	Version uint64
-	// Copied is the total of bytes copied for Histories. A difference estimates the older one's
-	// memory.
+	// Copied totals the bytes copied for Histories. Differences estimate their memory.
 	Copied uint64
-	// Withdrawn changes when a row leaves a namespace that an older History still lists: the
-	// namespace was recreated, or the signer lost trust.
+	// Withdrawn changes when a row leaves a namespace that an older History still lists: the namespace
+	// was recreated, or the signer lost trust.
 	Withdrawn uint64
 	floor     uint64
 	tree      *btree.BTree[*volume]
@@ -48,14 +47,14 @@ func (c *Catalog) Snapshot() *History {
 	return c.taken
 }
 
-// Version returns the version of the present History.
+// Version returns the present History's version.
 func (c *Catalog) Version() uint64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.version
 }
 
-// Begin raises the version of all later Histories and objects to at least version.
+// Begin raises the version of later Histories and objects to at least version.
 func (c *Catalog) Begin(version uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,10 +63,10 @@ func (c *Catalog) Begin(version uint64) {
 	c.taken = nil
 }
 
-// Position is a place between two rows of a History. It reveals nothing of other namespaces.
+// Position is a place between rows. It reveals nothing of other namespaces.
 type Position struct {
 	Namespace, Volume string
-	// At is the time of the row before; Skip counts the volume's earlier rows of that time.
+	// At is the earlier row's time; Skip counts earlier rows of that time.
 	At   uint32
 	Skip int
 }
@@ -77,47 +76,46 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
-	// named rows may name any backup, in lists over all namespaces.
-	named bool
+	named  bool
 }
 
-// VolumeRows are all rows of one volume.
+// VolumeRows are a volume's rows.
 type VolumeRows struct{ volume *volume }
 
-// Namespace returns the namespace that lists them.
+// Namespace returns the listing namespace.
 func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
 
-// Name returns the name of the BackupVolume.
+// Name returns the BackupVolume's name.
 func (v VolumeRows) Name() string { return v.volume.name.Name }
 
-// HasPhase reports whether one of them has a phase.
+// HasPhase reports whether a row may have a phase.
 func (v VolumeRows) HasPhase(phase string) bool {
 	i := slices.Index(states, phase)
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
 }
 
-// MayBeAlike reports whether a row may have a wanted Likeness. It checks the few distinct ones.
+// MayBeAlike reports whether a row may have a wanted Likeness.
 func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 	return v.volume.varied || slices.ContainsFunc(v.volume.shapes, func(s unique.Handle[shape]) bool { return wanted(Likeness{s}) })
 }
 
-// Likeness is the common part of many rows, mostly of all of a volume. It is comparable.
+// Likeness is the common part of many rows. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
-// PodName returns the name of the pod that gave access.
+// PodName returns the pod that gave access.
 func (l Likeness) PodName() string { return l.shape.Value().podName }
 
-// Node returns the node that read them.
+// Node returns the node that read the data.
 func (l Likeness) Node() string { return l.shape.Value().node }
 
-// Method returns how their data was stored.
+// Method returns how the data was stored.
 func (l Likeness) Method() string { return l.shape.Value().method }
 
-// Labels returns the labels of the objects.
+// Labels returns the objects' labels.
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
-// Rows iterates over the wanted volumes' rows of a namespace, or of all if empty, from a position
-// on. Rows over all namespaces name backups of any namespace.
+// Rows yields, from a position, wanted volumes' rows of a namespace, or of all if empty, with all
+// names.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {
@@ -140,7 +138,7 @@ func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) 
 	}
 }
 
-// Count counts the rows of a namespace, or of all, from a position on, up to bound.
+// Count counts rows from a position, up to bound, of a namespace, or of all if empty.
 func (h *History) Count(namespace string, from Position, bound int) int {
 	if from.Namespace == "" {
 		from.Namespace = namespace
@@ -156,12 +154,12 @@ func (h *History) Count(namespace string, from Position, bound int) int {
 	return min(count, bound)
 }
 
-// VolumesOf returns the names of the possible volumes of a row's name.
+// VolumesOf returns the possible volumes of a row's name.
 func VolumesOf(name string) []string {
 	_, of, _ := strings.Cut(name, ":") // backups' names have no colon
 	candidates := []string{of}
 	if i := strings.LastIndex(of, ":"); i >= 0 {
-		candidates = append(candidates, of[:i]) // it may count repetitions
+		candidates = append(candidates, of[:i])
 	}
 	return candidates
 }
@@ -206,13 +204,13 @@ func (r Row) After() Position {
 	return p
 }
 
-// Namespace returns the namespace that lists it.
+// Namespace returns the listing namespace.
 func (r Row) Namespace() string { return r.volume.name.Namespace }
 
-// VolumeName returns the name of the BackupVolume.
+// VolumeName returns the BackupVolume's name.
 func (r Row) VolumeName() string { return r.volume.name.Name }
 
-// Name returns the name of the object.
+// Name returns the object's name.
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
 
 // Backup returns the backup's name, if it may be named there.
@@ -226,13 +224,13 @@ func (r Row) BackupUID() string {
 	return ""
 }
 
-// BackupName returns the volume backup's own name in a bare entry.
+// BackupName returns the own name in a bare entry.
 func (r Row) BackupName() string { return r.row().backupName() }
 
-// StorageLocation returns the name of its location.
+// StorageLocation returns the location's name.
 func (r Row) StorageLocation() string { return r.held().location }
 
-// Phase returns its state.
+// Phase returns the state.
 func (r Row) Phase() string { return r.row().stateName() }
 
 // Likeness returns the common part.
@@ -241,10 +239,10 @@ func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.mem
 // OfVolume returns all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
-// Version returns the version at which it was listed.
+// Version returns the version since which it is listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
-// InBackup identifies the stored backup, and the volume in it.
+// InBackup identifies the stored backup and its volume.
 func (r Row) InBackup() VolumeInBackup {
 	h := r.held()
 	of := BackupID{Location: h.location, StoreName: h.storeName}
@@ -261,24 +259,23 @@ func (r Row) Object() *v1alpha1.VolumeBackup {
 
 type volume struct {
 	name types.NamespacedName
-	// members are in order; shared with a History if shared.
+	// members are in order; a History has them, too, if shared.
 	members []member
 	shared  bool
-	// epoch is the catalogue's at creation. If the catalogue's is later, a History has this volume.
+	// epoch is the catalogue's at creation. A later catalogue's means that a History has this volume.
 	epoch uint64
-	// loose is the index of the first unsorted member, during a change; zero if all are sorted.
+	// loose is the first unsorted member's index during a change, or zero.
 	loose int
 
-	// Computed from members. After a removal it is stale until recount.
+	// Computed from members; stale after a removal, until recount.
 	stale     bool
 	locations []string
 	completed int32
 	stored    int64
-	last      member // the latest completed one; held is nil if there is none
+	last      member // the latest completed one; held may be nil
 	created   metav1.Time
-	// states has a bit for each index of states that a row has, or oddState.
-	states uint8
-	// shapes are the distinct shapes of the rows. More than maxShapes are only varied.
+	states    uint8
+	// shapes are distinct; varied replaces more than maxShapes.
 	shapes []unique.Handle[shape]
 	varied bool
 }
@@ -294,8 +291,7 @@ const memberBytes = 16
 type member struct {
 	held  *held
 	index uint32
-	// at is the time of the row or its entry, by which members are ordered first.
-	at uint32
+	at    uint32
 }
 
 func newMember(h *held, i int) member {
@@ -309,7 +305,7 @@ func newMember(h *held, i int) member {
 
 func (m member) row() row { return m.held.rows.at(int(m.index)) }
 
-// compareMembers orders by time, then by identity, so that the order of reading does not matter.
+// compareMembers makes the order of reads irrelevant.
 func compareMembers(a, b member) int {
 	if order := cmp.Compare(a.at, b.at); order != 0 {
 		return order
@@ -345,7 +341,6 @@ func (c *Catalog) addLocked(v *volume, m member) {
 	}
 }
 
-// settleLocked sorts the members: the added ones are mostly neighbours.
 func (c *Catalog) settleLocked(v *volume) {
 	if v.loose == 0 {
 		return

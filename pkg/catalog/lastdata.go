@@ -14,20 +14,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Claim names a volume claim in a namespace of that name, recreated or not.
+// Claim names a volume claim, in a recreated namespace or not.
 type Claim = types.NamespacedName
 
-// HeldClaims returns the sorted claims whose data the named backup holds. Failed and deleted
-// volumes don't count.
+// HeldClaims returns the sorted claims with data in a backup, neither failed nor deleted.
 func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData returns the sorted claims whose newest data the named backup holds: no other good backup
-// of this cluster has newer data. Only existing namespaces count; a recreated one continues the
-// former. Backups being deleted, as going reports, don't count.
+// LastData returns the sorted claims whose newest data a backup has, among this cluster's good backups.
+// Only existing namespaces count; a recreated one continues the former. Backups that are being deleted,
+// as going reports, don't count.
 func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -38,8 +37,7 @@ func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupRef
 	})
 }
 
-// IsGood reports whether a listed backup is this cluster's own, can be restored as far as is known,
-// and its store has it.
+// IsGood reports whether a listed backup is this cluster's own, seems restorable, and is in its store.
 func (c *Catalog) IsGood(namespace, name string, uid types.UID) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -51,8 +49,8 @@ func (c *Catalog) isGoodLocked(h *held) bool {
 	return canBring(h) && !c.past[h.location] && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn && !c.isLostLocked(h)
 }
 
-// Holders returns the uids of good backups of this cluster that hold data of a claim, up to most,
-// the newest data first. Data of a former namespace of the name do not count.
+// Holders returns the uids of up to most good backups of this cluster with a claim's data, newest
+// first, without a former namespace's.
 func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -72,7 +70,6 @@ func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	return of
 }
 
-// supersededLocked reports whether another good backup has newer data of a claim than a row.
 func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})
@@ -126,8 +123,8 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
-// holds reports whether a row is a claim's data that can be restored. Snapshots in the storage of a volume
-// can be restored from backups of this cluster alone.
+// holds reports whether a row is restorable data of a claim. Snapshots in a volume's storage are only
+// restored from this cluster's backups.
 func holds(h *held, r row) bool {
 	s := r.shape.Value()
 	own := h.row != nil && h.row.Status.Origin != nil && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn
@@ -137,8 +134,8 @@ func holds(h *held, r row) bool {
 // inStorage reports whether a row is no second copy of the data: it supersedes none.
 func inStorage(r row) bool { return r.shape.Value().method == MethodInStorage }
 
-// canBring reports whether this cluster vouches for a backup whose data may be restored. Doubts
-// about a volume are the state of its row.
+// canBring reports whether this cluster vouches for a restorable backup, apart from doubts about
+// volumes.
 func canBring(h *held) bool {
 	if h.row == nil {
 		return false

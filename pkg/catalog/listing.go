@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	// More than lossFloor backups and more than one in lossShare may not leave at once without
-	// suspicion.
+	// A loss of more than lossFloor backups and one in lossShare is suspicious.
 	lossFloor = 10
 	lossShare = 20
 )
 
-// backoff is the wait before an entry is read again: first, doubled each time, up to most.
+// backoff is the wait before a read: first, doubled each time, up to most.
 type backoff struct{ first, most time.Duration }
 
 var (
@@ -35,17 +34,16 @@ func (e *entry) retryLocked(now time.Time, wait backoff) {
 	e.retryAt = now.Add(pause)
 }
 
-// Listing has the entries that a store lists: all of them, or one shard.
+// Listing has the names that a store, or one shard, lists.
 type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
 	Holds func(name string) bool
 	// Begun is its start. It may lack later writes.
 	Begun time.Time
-	// Suspicion says why missing entries are not believed, or is empty.
+	// Suspicion says why missing entries are doubted.
 	Suspicion string
-	// Accepted is an instant. Any entries missing then may leave. A future instant accepts nothing
-	// yet.
+	// Accepted lets all entries leave that are missing at that instant, not before.
 	Accepted time.Time
 }
 
@@ -53,17 +51,17 @@ type Listing struct {
 type Findings struct {
 	Read []string
 	Gone []string
-	// Suspicion says why missing entries are still shown, or is empty.
+	// Suspicion says why missing entries are still shown.
 	Suspicion string
 }
 
-// Observe is ObserveListing of a listing of everything.
+// Observe is ObserveListing of everything.
 func (c *Catalog) Observe(location string, names []string, begun, now time.Time) Findings {
 	return c.ObserveListing(location, Listing{Names: names, Begun: begun}, now)
 }
 
 // ObserveListing takes a complete listing. docs/catalogue.md ("When backups are missing") says when
-// the entries that it lacks leave.
+// missing entries leave.
 func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time) Findings {
 	var findings Findings
 	c.change(func(changed *recorder) {
@@ -120,13 +118,11 @@ func (e *entry) toRead(now time.Time) bool {
 }
 
 type losses struct {
-	// known counts the entries without accepted and explained losses; missing is the missing part.
+	// known counts entries without accepted and explained losses; missing is the missing part.
 	known, missing int
-	// accepted, explained and confirmed have been missing for two listings; confirmed are not too
-	// many.
+	// accepted, explained and confirmed are missing twice; confirmed are not too many.
 	accepted, explained, confirmed []*entry
-	// fresh entries were missing in one listing, or are suspect.
-	fresh []*entry
+	fresh                          []*entry
 }
 
 func (l *losses) add(e *entry, lacking bool, listing *Listing, now time.Time) {
@@ -173,7 +169,7 @@ func (l *losses) judge(listing *Listing) (doubted bool) {
 
 func isTooMuch(lost, known int) bool { return lost > max(lossFloor, known/lossShare) }
 
-// IsSuspicious reports whether doubtfully few of the known backups were found.
+// IsSuspicious reports whether doubtfully few known backups were found.
 func IsSuspicious(known, found int) bool {
 	return isTooMuch(known-found, known) || found == 0 && known > 0
 }
@@ -186,7 +182,6 @@ func (l *losses) gone(doubted bool) []*entry {
 	return slices.Concat(l.accepted, l.explained, l.confirmed)
 }
 
-// expired reports whether any cluster was to remove a backup by then.
 func (e *entry) expired(by time.Time) bool {
 	if e.backup == nil {
 		return false

@@ -5,8 +5,8 @@ package catalog
 
 import "maps"
 
-// SetPast sets the locations that show an earlier time. Their backups never have plain names, and
-// count as no copies. It precedes their first entries.
+// SetPast sets the locations that show an earlier time, before their first entries. Their backups never
+// have plain names, and count as no copies.
 func (c *Catalog) SetPast(locations map[string]bool) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -15,7 +15,6 @@ func (c *Catalog) SetPast(locations map[string]bool) {
 	c.past = maps.Clone(locations)
 }
 
-// comparePast puts the locations that show an earlier time last.
 func (c *Catalog) comparePast(a, b *entry) int {
 	switch {
 	case c.past[a.location] == c.past[b.location]:

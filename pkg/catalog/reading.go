@@ -12,10 +12,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// ChangesOf returns the keys of the changes of expirations to read with a backup.
+// ChangesOf returns the keys of expiration changes to read with a backup.
 func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
 
-// KnowsCluster reports whether a cluster is this one, or trusted by the location.
+// KnowsCluster reports whether a location trusts a cluster, or it is this one.
 func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -24,7 +24,7 @@ func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 	}))
 }
 
-// KnowsKey reports whether a key is this cluster's own, or of a cluster that the location trusts.
+// KnowsKey reports whether a key is this cluster's, or of one that the location trusts.
 func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -32,7 +32,7 @@ func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted
 	return verdict.own, len(verdict.grants) > 0
 }
 
-// ClusterUID returns the uid of this cluster; empty if unknown.
+// ClusterUID returns this cluster's uid; empty if unknown.
 func (c *Catalog) ClusterUID() string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -17,23 +17,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// row is an unpacked volume backup: its own values, a shared shape, and an oddity for rare values.
 type row struct {
 	shape unique.Handle[shape]
 	odd   *oddity
-	// snapshot is the snapshot's id if it is 32 hexadecimal digits; else the oddity has it.
+	// snapshot is the id if it has 32 hexadecimal digits; else the oddity has it.
 	snapshot          [16]byte
 	size, incremental int64
 	// started and ended are Unix seconds; zero if unknown, or in the oddity.
 	started, ended uint32
 	repeat         uint32
-	// state is an index of states.
-	state uint8
-	// displaced rows are listed in the system namespace instead of their own.
+	state          uint8
+	// displaced rows are listed in the system namespace.
 	displaced bool
 }
 
-// shape is the interned common part of many volume backups.
 type shape struct {
 	namespace, namespaceUID, claimName, podName, podVolume, node, volumeName, method, message string
 	labels                                                                                    Labels
@@ -50,16 +47,15 @@ type oddity struct {
 	repeat                                      uint32
 }
 
-// packedRows are the immutable rows of an entry; nil for none. There may be a million, so cells
-// have no pointers: the garbage collector does not scan them.
+// packedRows are an entry's immutable rows, or nil. There may be a million: so cells have no pointers,
+// which the garbage collector would scan.
 type packedRows struct {
 	cells []cell
-	// shapes has a shape for each row, or one for all. Lists of the same volumes share them.
+	// shapes has one for each row, or for all. Lists of the same volumes share them.
 	shapes []unique.Handle[shape]
 	odd    []oddRow
 }
 
-// cell has a row's own values. Sizes and repetitions that don't fit are in the oddity.
 type cell struct {
 	snapshot          [16]byte
 	size, incremental size
@@ -70,7 +66,7 @@ type cell struct {
 
 const cellBytes = 40
 
-// size is a number of bytes below 2^48, without an int64's alignment.
+// size is a number below 2^48, without an int64's alignment.
 type size [3]uint16
 
 type oddRow struct {
@@ -179,18 +175,18 @@ func (p *packedRows) equal(other *packedRows) bool {
 	return p.len() == other.len() && slices.Equal(p.cells, other.cells) && slices.Equal(p.shapes, other.shapes) && slices.Equal(p.odd, other.odd)
 }
 
-// knownShapes interns lists of shapes, by their first: the backups of a schedule mostly have the
-// same volumes.
+// knownShapes interns lists of shapes, by their first: a schedule's backups mostly have the same
+// volumes.
 var knownShapes struct {
 	mu    sync.Mutex
 	lists map[unique.Handle[shape]][]unique.Handle[shape]
 	kept  int // shapes in all lists; guarded by mu
 }
 
-// maxKnownShapes bounds them, at some 300 bytes each.
+// maxKnownShapes needs some 300 bytes each.
 const maxKnownShapes = 64 << 10
 
-// sharedShapes returns the rows' shapes, or one for all, from knownShapes if possible.
+// sharedShapes returns the rows' shapes, or one for all, if possible from knownShapes.
 func sharedShapes(rows []row) []unique.Handle[shape] {
 	if len(rows) == 0 {
 		return nil
@@ -233,7 +229,7 @@ const (
 	stateOdd       = math.MaxUint8
 )
 
-// newRow packs a volume backup. like is a row that may have the same shape, or nil.
+// newRow packs a volume backup. like may be nil, or have the same shape.
 func newRow(v *Volume, like *row) row {
 	r := row{size: v.SizeBytes, incremental: v.IncrementalBytes, state: stateOdd}
 	of := shape{
@@ -267,7 +263,6 @@ func newRow(v *Volume, like *row) row {
 	return r
 }
 
-// volume unpacks the volume backup. It shares its strings.
 func (r row) volume() Volume {
 	s := r.shape.Value()
 	v := Volume{
@@ -321,7 +316,7 @@ func (r row) backupName() string {
 	return r.odd.backupName
 }
 
-// at returns the end, or else the start, in Unix seconds; zero if unknown.
+// at returns the end, or else the start, or zero, in Unix seconds.
 func (r row) at() uint32 {
 	for _, seconds := range []uint32{r.ended, r.started} {
 		if seconds != 0 {
@@ -364,7 +359,7 @@ func plain(t metav1.Time) time.Time {
 	return t.UTC().Round(0)
 }
 
-// packTime returns an instant in seconds, or unpacked if it has a fraction.
+// packTime returns seconds, or an instant with a fraction unpacked.
 func packTime(t metav1.Time) (uint32, time.Time) {
 	if seconds := clamp(t.Time); seconds != 0 && t.Equal(new(unpackTime(seconds))) {
 		return seconds, time.Time{}
@@ -384,20 +379,20 @@ func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUin
 // Rows are packed, immutable volume backups.
 type Rows struct{ rows *packedRows }
 
-// Len returns their number.
+// Len returns the number.
 func (r Rows) Len() int { return r.rows.len() }
 
-// Volumes returns a copy of them as they were packed.
+// Volumes returns a copy, as packed.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
-// Packer packs the volumes of entries, fastest after an entry of the same volumes. It is not safe
-// for concurrent use.
+// Packer packs the volumes of entries, fastest after the same volumes. It is not safe for concurrent
+// use.
 type Packer struct{ before []row }
 
-// Pack packs the rows of an entry, and numbers repetitions of a volume.
+// Pack packs an entry's rows, and numbers repetitions of a volume.
 func (p *Packer) Pack(volumes []Volume) Rows {
 	rows := make([]row, len(volumes))
-	alike := len(p.before) == len(rows) // same volumes in the same order
+	alike := len(p.before) == len(rows)
 	for i := range volumes {
 		var like *row
 		if i < len(p.before) {

@@ -14,16 +14,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes that were stored by snapshots. A volume of MethodMoved that has a snapshot's id
-// lies in a repository, and can be restored. One of MethodInStorage lies in the storage of the volume.
+// Methods of volumes stored by snapshots. MethodMoved with a snapshot's id is in a repository, and
+// restorable. MethodInStorage is in the volume's own storage.
 const (
 	MethodInStorage = "csi-snapshot"
 	MethodMoved     = "csi-snapshot-moved"
 	methodNative    = "native-snapshot"
 )
 
-// ReadVolumeInfos reads the volumes that Velero stored by snapshots, from the object of
-// format.VolumeInfoKey (since 1.13). ReadVolumes tells more of volumes uploaded from pods.
+// ReadVolumeInfos reads the volumes that Velero (since 1.13) stored by snapshots, from
+// format.VolumeInfoKey. ReadVolumes has more about uploads from pods.
 func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadVolumeInfos(r, func(info format.VolumeInfo) error {
 		v := Volume{Namespace: info.PVCNamespace, ClaimName: info.PVCName, VolumeName: info.PVName}
@@ -66,7 +66,7 @@ func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 	return volumes, err
 }
 
-// ReadNativeSnapshots reads the object of format.VolumeSnapshotsKey, which names no claims.
+// ReadNativeSnapshots reads format.VolumeSnapshotsKey, which names no claims.
 func ReadNativeSnapshots(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadNativeSnapshots(r, func(s format.NativeSnapshot) error {
 		v := Volume{VolumeName: s.Spec.PersistentVolumeName, SnapshotName: s.Status.ProviderSnapshotID, Method: methodNative}
@@ -78,7 +78,7 @@ func ReadNativeSnapshots(r io.Reader) (volumes []Volume, err error) {
 	return volumes, err
 }
 
-// ReadCSISnapshots reads the object of format.CSISnapshotsKey, which names no volumes.
+// ReadCSISnapshots reads format.CSISnapshotsKey, which names no volumes.
 func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadCSISnapshots(r, func(s format.CSISnapshot) error {
 		v := Volume{Namespace: s.Namespace, ClaimName: s.Spec.Source.ClaimName, SnapshotName: s.Name, Method: MethodInStorage}
@@ -98,7 +98,7 @@ func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 
 func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, message string) error {
 	if v.ClaimName == "" {
-		v.Namespace = "" // a volume without a claim has no namespace
+		v.Namespace = ""
 		if v.VolumeName == "" {
 			return nil
 		}

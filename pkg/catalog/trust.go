@@ -18,26 +18,25 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// trust decides where backups are listed. Without any, all are in the system namespace.
+// trust decides where backups are listed; by default in the system namespace.
 type trust struct {
 	identity identity.Identity
-	// namespaces are the existing ones, by name; nil while unknown.
+	// namespaces are the existing ones; nil while unknown.
 	namespaces  map[string]types.UID
 	successions identity.Successions
 	clusters    map[string][]enginev1alpha1.TrustedCluster
-	// damage is the lost data of stores, by the repository's name.
-	damage map[string]*enginev1alpha1.RepositoryDamage
+	damage      map[string]*enginev1alpha1.RepositoryDamage
 }
 
 type verdict struct {
 	trust   v1alpha1.BackupTrust
 	message string
-	// own is true for this cluster's; grants are the location's for the signer.
+	// own is for this cluster; grants are the location's for the signer.
 	own    bool
 	grants []enginev1alpha1.TrustedCluster
 }
 
-// SetIdentity sets the identity of this cluster.
+// SetIdentity sets this cluster's identity.
 func (c *Catalog) SetIdentity(own identity.Identity) {
 	if c.setTrust(func(t *trust) bool {
 		same := equality.Semantic.DeepEqual(t.identity, own)
@@ -73,8 +72,7 @@ func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.replace(func(*entry) bool { return true })
 }
 
-// SetNamespace sets the uid of a namespace, or removes it if empty. It does nothing before
-// SetNamespaces.
+// SetNamespace sets a namespace's uid; an empty one removes it. It does nothing before SetNamespaces.
 func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	if c.setTrust(func(t *trust) bool {
 		if t.namespaces == nil || t.namespaces[name] == uid {
@@ -117,8 +115,7 @@ func (c *Catalog) setTrust(set func(*trust) bool) bool {
 	return set(&c.trust)
 }
 
-// replace lists entries where they belong now, one by one for short locks. An entry that is Put
-// meanwhile is in place already.
+// replace moves entries to their present place, one by one for short locks.
 func (c *Catalog) replace(concerned func(*entry) bool) {
 	c.mu.RLock()
 	var entries []*entry
@@ -166,8 +163,8 @@ func (e *entry) isOf(namespaces map[string]bool) bool {
 	return false
 }
 
-// placeLocked returns a backup and rows with their place in the lists, and the deleted rows. It
-// depends only on the entry's claims and on trust.
+// placeLocked places a backup and rows, by the entry's claims and trust alone, and returns the deleted
+// rows.
 func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows) (*v1alpha1.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
@@ -201,8 +198,8 @@ func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRow
 	return &placed, c.damagedLocked(e, &placed, rows, deleted), deleted
 }
 
-// Judge judges the signature of another object of a location, and reports whether it is listed in
-// the namespace that it claims.
+// Judge judges the signature of another object of a location, and whether it is listed in the namespace
+// that it claims.
 func (c *Catalog) Judge(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -215,7 +212,7 @@ func (c *Catalog) Judge(location string, claims *v1alpha1.BackupOrigin) (origin 
 	return origin, c.reachesLocked(&verdict, claims.Namespace, claims.NamespaceUID)
 }
 
-// ofFormerKey is the advice for objects that this cluster may have signed with a lost key.
+// ofFormerKey is advice for objects that a lost key of this cluster may have signed.
 const ofFormerKey = `if it is a former key of yours, as after Holdfast was installed anew, add it as a line to public-keys in the ConfigMap ` + identity.Name + `, and restart the controller ("The cluster's identity" in docs/install.md); else somebody else has written it`
 
 func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
@@ -256,8 +253,8 @@ func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
 	return v
 }
 
-// reachesLocked reports whether a backup is listed in the present namespace of its name. Our own
-// is, if that is the same namespace, or continues it, or does not exist.
+// reachesLocked reports whether a backup is listed in its name's present namespace. Our own is, if that
+// is or continues its namespace, or does not exist.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
 		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {

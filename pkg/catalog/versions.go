@@ -3,7 +3,7 @@
 
 package catalog
 
-// Versions returns the Content.Versions of an entry, which must not be modified.
+// Versions returns an entry's Content.Versions. Don't modify them.
 func (c *Catalog) Versions(location, name string) map[string]string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -13,7 +13,7 @@ func (c *Catalog) Versions(location, name string) map[string]string {
 	return nil
 }
 
-// HasVersions reports whether the version of any entry of a location is known.
+// HasVersions reports whether any entry's version in a location is known.
 func (c *Catalog) HasVersions(location string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -25,7 +25,7 @@ func (c *Catalog) HasVersions(location string) bool {
 	return false
 }
 
-// EntryVolumes returns copies of an entry's volumes, including deleted ones.
+// EntryVolumes returns copies of an entry's volumes, also deleted ones.
 func (c *Catalog) EntryVolumes(location, name string) []Volume {
 	return c.EntryRows(location, name).Volumes()
 }

@@ -32,19 +32,18 @@ const (
 
 const reasonUnreadable = "Unreadable"
 
-// Volume is one volume in one backup: a volume backup, as it was read.
+// Volume is a volume backup, as read.
 type Volume struct {
-	// Namespace is the claim's and pod's, NamespaceUID its uid. A volume without one is listed in
-	// the system namespace.
+	// Namespace is the claim's and pod's. Without one, the volume is listed in the system namespace.
 	Namespace, NamespaceUID string
 	ClaimName               string
-	// PodName and PodVolume are the pod and volume that gave access to it.
+	// PodName and PodVolume gave access to it.
 	PodName, PodVolume string
 	Node               string
-	// VolumeName is the persistent volume's, or the storage system's. It names only a volume
-	// without a known claim or pod.
+	// VolumeName is the persistent volume's, or the storage system's. It names only volumes without a
+	// known claim or pod.
 	VolumeName string
-	// BackupName is its own name in a bare entry, unique there.
+	// BackupName is its unique name in a bare entry.
 	BackupName   string
 	SnapshotID   string
 	SnapshotName string
@@ -52,15 +51,15 @@ type Volume struct {
 	Labels       Labels
 	State        string
 	Message      string
-	// In bytes. VolumeSize is the volume's capacity.
+	// In bytes; VolumeSize is the capacity.
 	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
-	// Zero if unknown. Created is the time of the request, for bare entries.
+	// Zero if unknown. Created is the request's, for bare entries.
 	Start, Completion, Created, SnapshotCreated, VolumeCreated metav1.Time
 }
 
 func (v *Volume) completed() bool { return v.State == v1alpha1.VolumeBackupCompleted }
 
-// Labels is a set of labels as canonical JSON, comparable; empty without labels.
+// Labels is canonical JSON of labels, comparable; or empty.
 type Labels string
 
 // NewLabels returns a set of labels.
@@ -75,7 +74,7 @@ func NewLabels(of map[string]string) Labels {
 	return Labels(intern(string(encoded)))
 }
 
-// Map returns the labels; nil without any.
+// Map returns the labels, or nil.
 func (l Labels) Map() map[string]string {
 	var of map[string]string
 	if l == "" || json.Unmarshal([]byte(l), &of) != nil {
@@ -84,7 +83,6 @@ func (l Labels) Map() map[string]string {
 	return of
 }
 
-// valid returns the labels that Kubernetes accepts; nil without any.
 func valid(of map[string]string) map[string]string {
 	var valid map[string]string
 	for key, value := range of {
@@ -99,7 +97,7 @@ func valid(of map[string]string) map[string]string {
 	return valid
 }
 
-// ReadVolumes reads the object of format.PodVolumeBackupsKey.
+// ReadVolumes reads format.PodVolumeBackupsKey.
 func ReadVolumes(r io.Reader) ([]Volume, error) {
 	var volumes []Volume
 	err := format.ReadPodVolumeBackups(r, func(pvb format.PodVolumeBackup) error {
@@ -116,8 +114,7 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-// canExist reports whether the names are valid for a pod's volume, or a claim that no pod uses: they
-// become names in the API.
+// canExist reports whether the names are valid, since they become names in the API.
 func (v *Volume) canExist() bool {
 	inPod := len(validation.IsDNS1123Subdomain(v.PodName)) == 0 && len(validation.IsDNS1123Label(v.PodVolume)) == 0
 	noPod := v.PodName == "" && v.PodVolume == "" && v.ClaimName != ""
@@ -151,8 +148,7 @@ func newKnown(text string) known {
 	return k
 }
 
-// knownTexts caches decoded texts: each backup repeats them, and decoding dominates the cost of a
-// row.
+// knownTexts caches decoded texts: each backup repeats them, and decoding dominates a row's cost.
 var knownTexts struct {
 	mu   sync.Mutex
 	of   map[string]known
@@ -249,8 +245,8 @@ func bareName(claim, pod, podVolume, volume string) string {
 
 func (s *shape) bareName() string { return bareName(s.claimName, s.podName, s.podVolume, s.volumeName) }
 
-// volumeName returns the BackupVolume's namespace and name where a row is listed. In the system
-// namespace it has a suffix @NAMESPACE, which no claim's name has.
+// volumeName names the BackupVolume. In the system namespace it has a suffix @NAMESPACE, which no claim
+// has.
 func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	s := r.shape.Value()
 	switch {
@@ -285,7 +281,7 @@ func describe(content *Content, now time.Time) *v1alpha1.Backup {
 	return backup
 }
 
-// lastInstant returns a time that stays the same for the same fault.
+// lastInstant returns the same time for the same fault.
 func lastInstant(backup *v1alpha1.Backup, now time.Time) metav1.Time {
 	if completed := backup.Status.CompletionTimestamp; completed != nil {
 		return *completed
@@ -317,20 +313,19 @@ func unreadable(e *entry, systemNamespace, reason string, now time.Time) *v1alph
 type held struct {
 	location, storeName, systemNamespace string
 	bare, shadowed                       bool
-	// backup has the stored name in its place, row the listed one; nil for a bare entry.
+	// backup has the stored name, row the listed one; nil for a bare entry.
 	backup, row *v1alpha1.Backup
 	rows        *packedRows
 	version     uint64
 }
 
-// mayName reports whether objects in a namespace may name the entry's backup: not backups of
-// another namespace. A bare entry belongs to its volume only.
+// mayName reports whether a namespace's objects may name the backup. A bare entry belongs to its volume
+// only.
 func (h *held) mayName(namespace string) bool {
 	return h.bare || namespace == h.backup.Namespace || namespace == h.systemNamespace
 }
 
-// reference returns the backup's name for a namespace, empty if it may not be named. With all, any
-// may.
+// reference returns the backup's name for a namespace, unless it may not be named. all permits any.
 func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	if h.row == nil || !all && !h.mayName(namespace) {
 		return v1alpha1.BackupReference{}
@@ -338,8 +333,7 @@ func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	return v1alpha1.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
-// pseudonym replaces the name of a backup that may not be named. It depends on the uid, so that
-// names can't be guessed.
+// pseudonym replaces a name that may not be named, by its uid, which can't be guessed.
 func (h *held) pseudonym() string {
 	uid := format.DerivedUID("another backup", h.location, h.storeName, string(h.backup.UID))
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
@@ -418,7 +412,7 @@ func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *v1alp
 	return object
 }
 
-// url returns where a volume backup is stored. It has the location's public name, not the bucket's.
+// url returns where a volume backup is stored, by the location's public name, not the bucket's.
 func (h *held) url(v *Volume) string {
 	u := url.URL{Scheme: "store", Host: h.location}
 	switch {
@@ -432,7 +426,7 @@ func (h *held) url(v *Volume) string {
 	return u.String()
 }
 
-// snapshotCreated returns the snapshot's time. Kopia's is the start of the upload.
+// snapshotCreated returns the snapshot's time; Kopia's is the start of the upload.
 func (v *Volume) snapshotCreated() metav1.Time {
 	if v.SnapshotCreated.IsZero() && v.SnapshotID != "" {
 		return v.Start
@@ -457,8 +451,8 @@ func optional(t metav1.Time) *metav1.Time {
 
 const maxMessages = 5
 
-// messages returns up to maxMessages: of failures after the last completed backup, the newest
-// first, then of unreadable ones.
+// messages returns up to maxMessages: of failures after the last completed backup, newest first, then
+// of unreadable ones.
 func (v *volume) messages() []string {
 	var messages []string
 	add := func(concerned func(m member) bool) {
@@ -517,8 +511,8 @@ func (v *volume) object() *v1alpha1.BackupVolume {
 	return object
 }
 
-// named returns a copy of the BackupVolume with its last backup's name, for lists over all
-// namespaces; nil if nothing changes.
+// named returns a copy of the BackupVolume with its last backup's name, for lists over all namespaces,
+// or nil.
 func (v *volume) named(object *v1alpha1.BackupVolume) *v1alpha1.BackupVolume {
 	if v.last.held == nil || object.Status.LastBackup != nil {
 		return nil

@@ -1,14 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package encryption encrypts the tarballs of backups with age, and reads them.
+// Package encryption encrypts the tarballs of backups with age, and reads them: docs/format.md
+// ("Encryption").
 //
 //   - A tarball is encrypted for the location's recovery keys, and for a key of the cluster.
-//   - The cluster's private key is in a Secret. Keys that were recovered from a store are in
-//     another one, and decrypt only: nothing is encrypted for a key that a store has named.
-//   - Holdfast reads with the cluster's key only, since the digests in the manifest depend on it.
-//     With a recovery key, age decrypts the tarball.
-//   - Single objects are read by ranges: offsets count the bytes of the decrypted tarball.
+//   - The cluster's private key is in a Secret. Keys recovered from a store are in another one, and
+//     only decrypt: nothing is encrypted for a key that a store has named.
+//   - Holdfast reads with the cluster's key only, since the manifest's digests depend on it.
 package encryption
 
 import (
@@ -28,22 +27,21 @@ import (
 )
 
 const (
-	// SecretName is the Secret with the cluster's own private keys.
+	// SecretName has the cluster's own private keys.
 	SecretName = "holdfast-encryption-key"
-	// RecoveredSecretName is the Secret with private keys that were recovered from stores.
+	// RecoveredSecretName has private keys that were recovered from stores.
 	RecoveredSecretName = "holdfast-recovered-encryption-keys"
-	// SecretKey is the key in both Secrets' data: private keys of age, one a line. Backups are
-	// encrypted for the first one of the cluster's own.
+	// SecretKey is the key in both Secrets' data: private keys of age, one a line. The first of the
+	// cluster's own encrypts backups.
 	SecretKey = "age-identities"
 
-	// maxKeys bounds the keys of a Secret.
 	maxKeys = 256
 )
 
 // Keys are private keys of clusters. They do not print themselves.
 type Keys struct{ identities []*age.X25519Identity }
 
-// NewKeys makes one key.
+// NewKeys makes a key.
 func NewKeys() (Keys, error) {
 	identity, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -71,7 +69,7 @@ func ParseKeys(text []byte) (keys Keys, err error) {
 	return keys, nil
 }
 
-// Text returns the private keys as ParseKeys reads them.
+// Text returns the private keys for ParseKeys.
 func (k Keys) Text() []byte {
 	var text bytes.Buffer
 	for _, identity := range k.identities {
@@ -89,7 +87,7 @@ func (k Keys) Public() []string {
 	return public
 }
 
-// With returns these keys, and the others that are not among them.
+// With returns these keys, and then the others' new ones.
 func (k Keys) With(others Keys) Keys {
 	all := Keys{slices.Clone(k.identities)}
 	known := all.Public()
@@ -127,7 +125,7 @@ type SecretMaker interface {
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
-// Own returns the cluster's own keys, and makes one if there is none.
+// Own returns the cluster's own keys, if need be a new one.
 func Own(ctx context.Context, secrets SecretMaker) (Keys, error) {
 	keys, err := read(ctx, secrets, SecretName)
 	if !apierrors.IsNotFound(err) {
@@ -161,7 +159,7 @@ func Stored(secrets Secrets) Source {
 	}
 }
 
-// Recovered returns the keys that were recovered before.
+// Recovered returns the recovered keys.
 func Recovered(ctx context.Context, secrets Secrets) (Keys, error) {
 	keys, err := read(ctx, secrets, RecoveredSecretName)
 	if apierrors.IsNotFound(err) {
@@ -187,7 +185,7 @@ func read(ctx context.Context, secrets Secrets, name string) (Keys, error) {
 
 func secretOf(name string, keys Keys) *corev1.Secret {
 	return &corev1.Secret{
-		// A backup with the key would let its readers decrypt others.
+		// Its readers could decrypt other backups.
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{format.LabelExclude: "true"}},
 		Type:       corev1.SecretTypeOpaque,
 		Data:       map[string][]byte{SecretKey: keys.Text()},

@@ -25,29 +25,28 @@ import (
 )
 
 const (
-	// chunkBytes are the plain bytes of a chunk of age, and sealedBytes the encrypted ones.
 	chunkBytes  = 64 << 10
 	sealedBytes = chunkBytes + 16
 	nonceBytes  = 16
-	// headBytes are read first. The header of 17 keys has 2 KiB, and many tarballs end here.
+	// headBytes are read first: 17 keys take 2 KiB, and many tarballs end here.
 	headBytes = 128 << 10
 )
 
 var (
-	// ErrNoKey says that no private key at hand decrypts a tarball.
+	// ErrNoKey means that no private key at hand decrypts a tarball.
 	ErrNoKey = errors.New("no private key at hand decrypts the objects of the backup")
-	// ErrDamaged says that an encrypted tarball is not one that Encrypt has written.
+	// ErrDamaged means that Encrypt has not written this tarball so.
 	ErrDamaged = errors.New("the encrypted tarball is damaged, or was replaced")
 )
 
-// Recipients are the keys that a backup's objects are encrypted for. Nil is for no encryption, and has
-// all methods too.
+// Recipients are the keys that a backup's objects are encrypted for; nil for none. All methods accept
+// nil.
 type Recipients struct {
 	by      v1alpha1.BackupEncryption
 	digests digests
 }
 
-// For returns the recipients of a new backup: the first of these keys, and the recovery keys.
+// For returns a new backup's recipients: the first key, and the recovery keys.
 func (k Keys) For(recoveryKeys []string) *Recipients {
 	return &Recipients{
 		by:      v1alpha1.BackupEncryption{ClusterKey: k.Public()[0], RecoveryKeys: slices.Clone(recoveryKeys)},
@@ -63,10 +62,10 @@ func (r *Recipients) Status() *v1alpha1.BackupEncryption {
 	return r.by.DeepCopy()
 }
 
-// Key returns the key of the tarball's object in the store.
+// Key returns the tarball's key in the store.
 func (r *Recipients) Key(storeName string) string { return tarballKey(storeName, r.Status()) }
 
-// Digest returns the digest of an object's JSON for the manifest.
+// Digest returns an object's digest for the manifest.
 func (r *Recipients) Digest(content []byte) string {
 	if r == nil {
 		return digests(nil).of(content)
@@ -74,8 +73,8 @@ func (r *Recipients) Digest(content []byte) string {
 	return r.digests.of(content)
 }
 
-// Encrypt returns a writer that encrypts to another one. Its Close writes the end, and does not
-// close the other.
+// Encrypt returns a writer that encrypts to another one. Its Close writes the end, and does not close
+// the other.
 func (r *Recipients) Encrypt(to io.Writer) (io.WriteCloser, error) {
 	if r == nil {
 		return plainWriter{to}, nil
@@ -106,15 +105,14 @@ func tarballKey(storeName string, by *v1alpha1.BackupEncryption) string {
 	return format.EncryptedTarballKey(storeName)
 }
 
-// digests is the key of the digests in a manifest; nil for plain ones. A reader of the store must
-// not learn the content of a short Secret by trying: the digests of an encrypted backup have a key.
-// It is one for all backups of a cluster, so that equal objects have equal digests.
+// digests is the key of a manifest's digests; nil for plain ones. With a key, no reader of the store
+// learns a short Secret by trying. A cluster has one key, so that equal objects have equal digests.
 type digests []byte
 
 func digestsOf(identity *age.X25519Identity) digests {
 	key, err := hkdf.Key(sha256.New, []byte(identity.String()), nil, "holdfast.io/object-digests", sha256.Size)
 	if err != nil {
-		panic(err) // of sizes, which are constant
+		panic(err) // only for wrong, constant sizes
 	}
 	return key
 }
@@ -135,10 +133,9 @@ type Store interface {
 	Attributes(ctx context.Context, key string) (store.Object, error)
 }
 
-// Tarball is the tarball of a backup in its store, encrypted or not. Offsets and lengths count
-// decrypted bytes.
+// Tarball is a backup's tarball in its store. Offsets and lengths count decrypted bytes.
 type Tarball struct {
-	// Key is the key of its object in the store.
+	// Key is its key in the store.
 	Key string
 
 	from    Store
@@ -146,19 +143,15 @@ type Tarball struct {
 	digests digests
 }
 
-// sealed is an encrypted tarball whose header was decrypted.
 type sealed struct {
-	// head and tail are its first and last bytes in the store, of size bytes.
-	head, tail []byte
-	size       int64
-	// payload is where the first chunk begins, and plain the number of decrypted bytes.
+	head, tail     []byte
+	size           int64
 	payload, plain int64
 	identity       age.Identity
 }
 
-// Open opens the tarball of a backup, which is encrypted if by is set. An encrypted one takes two
-// requests up to 128 KiB and three beyond; another one takes none. It fails with ErrNoKey, with
-// ErrDamaged, or with an error of the store.
+// Open opens a backup's tarball, which is encrypted if by is set: then by two requests up to 128 KiB,
+// else three, otherwise by none. It fails with ErrNoKey, ErrDamaged, or an error of the store.
 func Open(ctx context.Context, from Store, storeName string, by *v1alpha1.BackupEncryption, keys Source) (*Tarball, error) {
 	t := &Tarball{Key: tarballKey(storeName, by), from: from}
 	if by == nil {
@@ -227,10 +220,10 @@ func (t *Tarball) bytes(ctx context.Context, offset, length int64) ([]byte, erro
 	return content, part.Close()
 }
 
-// Digest returns the digest of an object's JSON as a manifest of the backup has it.
+// Digest returns an object's digest as in the manifest.
 func (t *Tarball) Digest(content []byte) string { return t.digests.of(content) }
 
-// Bytes returns the number of decrypted bytes, given the size of the object in the store.
+// Bytes returns the decrypted size, given the stored one.
 func (t *Tarball) Bytes(stored int64) int64 {
 	if t.sealed == nil {
 		return stored
@@ -238,7 +231,7 @@ func (t *Tarball) Bytes(stored int64) int64 {
 	return t.sealed.plain
 }
 
-// Decrypt decrypts the whole object as it is read from the store.
+// Decrypt decrypts the whole object, as read from the store.
 func (t *Tarball) Decrypt(stored io.Reader) (io.Reader, error) {
 	if t.sealed == nil {
 		return stored, nil
@@ -263,14 +256,13 @@ func (t *Tarball) Get(ctx context.Context) (io.ReadCloser, error) {
 	return &part{plain, stored}, nil
 }
 
-// part is what is read of a store, decrypted.
 type part struct {
 	io.Reader
 	io.Closer
 }
 
-// GetRange opens a part of the tarball, in one request or none. One that ends before the part fails
-// with store.ErrRange; one that ends within gives less.
+// GetRange opens a part, in one request or none. A tarball that ends before the part fails with
+// store.ErrRange; one that ends within gives less.
 func (t *Tarball) GetRange(ctx context.Context, offset, length int64) (io.ReadCloser, error) {
 	s := t.sealed
 	if s == nil {
@@ -301,13 +293,11 @@ func (t *Tarball) GetRange(ctx context.Context, offset, length int64) (io.ReadCl
 	return &part{bufio.NewReaderSize(io.NewSectionReader(plain, offset, length), chunkBytes), of}, nil
 }
 
-// chunks reads the encrypted bytes of a part, in order, and those at the beginning and the end at
-// any time.
+// chunks reads a part's encrypted bytes in order, but the head and the tail at any time.
 type chunks struct {
 	*sealed
 	body io.ReadCloser
-	// at is where body goes on.
-	at int64
+	at   int64
 }
 
 // ReadAt implements io.ReaderAt.

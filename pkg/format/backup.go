@@ -26,12 +26,10 @@ import (
 )
 
 const (
-	// FormatVersion is the version of a backup's layout, which Velero compares as a string. It
-	// reads versioned folders from "1.1.0" on; its design of the manifest gives "1.2.0" to backups
-	// with one.
+	// FormatVersion is the layout's version. Velero reads versioned folders from "1.1.0" on; its design
+	// gives "1.2.0" to backups with a manifest.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes bounds a velero-backup.json that is read. etcd's limit of 1.5 MiB keeps ours
-	// and Velero's smaller.
+	// MaxMetadataBytes bounds velero-backup.json. etcd's limit keeps valid ones smaller.
 	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
@@ -39,39 +37,37 @@ const (
 	metadataVersion  = 1
 )
 
-// AnnotationIncomplete is on a claim until a restore has written all of its data.
+// AnnotationIncomplete is on a claim until a restore has written all its data.
 const AnnotationIncomplete = "holdfast.io/incomplete-data"
 
-// Annotations of velero-backup.json. The backup's own ones with the prefix holdfast.io/ are not
-// stored.
+// Annotations of velero-backup.json, which replace the backup's own ones with this prefix.
 const (
 	AnnotationPrefix          = "holdfast.io/"
 	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
 	AnnotationOriginName      = "holdfast.io/origin-name"
-	// AnnotationOriginNamespaceUID is the uid of the Backup's namespace.
+	// AnnotationOriginNamespaceUID is the namespace's uid.
 	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
-	// AnnotationClusterUID is the uid of the cluster's namespace kube-system.
+	// AnnotationClusterUID is the uid of the namespace kube-system.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
 	AnnotationPublicKey  = "holdfast.io/public-key"
-	// AnnotationSignature is the signature of the metadata without this annotation.
+	// AnnotationSignature is the signature of the other metadata.
 	AnnotationSignature = "holdfast.io/signature"
-	// AnnotationScheduleUID is the uid of the Schedule, if one made the backup.
+	// AnnotationScheduleUID is the Schedule's uid, if any.
 	AnnotationScheduleUID = "holdfast.io/schedule-uid"
 	AnnotationRequester   = "holdfast.io/requester"
-	// AnnotationQueuedAt is when the backup was queued, in RFC 3339.
+	// AnnotationQueuedAt is in RFC 3339.
 	AnnotationQueuedAt = "holdfast.io/queued-at"
-	// AnnotationPhase is a phase that Velero lacks: Cancelled, which is Failed to Velero.
+	// AnnotationPhase is Cancelled, a phase that Velero lacks: to it, Failed.
 	AnnotationPhase = "holdfast.io/phase"
-	// AnnotationContents has the sizes and digests of the backup's other objects, as Contents in
-	// JSON.
+	// AnnotationContents is Contents in JSON.
 	AnnotationContents = "holdfast.io/contents"
-	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. As a warning, every
-	// backup of all namespaces would have it.
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut, no warning, since every
+	// backup of all namespaces has it.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
 	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
 	AnnotationMessage        = "holdfast.io/message"
-	// AnnotationEncryption is status.encryption in JSON; absent if the objects are not encrypted.
+	// AnnotationEncryption is status.encryption in JSON; absent without encryption.
 	AnnotationEncryption = "holdfast.io/encryption"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
@@ -79,31 +75,30 @@ const (
 	annotationMinorVersion = "velero.io/source-cluster-k8s-minor-version"
 )
 
-// LabelExclude with the value "true" excludes an object from backups, and a namespace with its
-// content. The name is Velero's.
+// LabelExclude with the value "true" excludes an object, or a namespace with its content. The name is
+// Velero's.
 const LabelExclude = "velero.io/exclude-from-backup"
 
-// ErrUnfinished means that the metadata is of an unfinished backup. Velero writes such metadata,
-// and replaces it later.
+// ErrUnfinished means metadata that Velero replaces when the backup ends.
 var ErrUnfinished = errors.New("the backup is not finished")
 
 // Cluster identifies the cluster of a backup.
 type Cluster struct {
 	SystemNamespace string
 	UID             string
-	// GitVersion, Major and Minor are from the API server's /version, optional.
+	// GitVersion, Major and Minor are the API server's, and optional.
 	GitVersion, Major, Minor string
-	// Key signs the metadata. Readers don't trust unsigned metadata.
+	// Key signs the metadata, which readers don't trust otherwise.
 	Key *SigningKey
 }
 
-// Place is the place of metadata, and its reader.
+// Place is the place and the reader of metadata.
 type Place struct {
 	StoreName string
 	Location  string
 	// SystemNamespace gets the backups of other makers.
 	SystemNamespace string
-	// Now is the time of reading: an expired unfinished backup counts as ended.
+	// Now is the time of the read, after which an expired unfinished backup has ended.
 	Now time.Time
 }
 
@@ -129,9 +124,9 @@ type storedStatus struct {
 	HookStatus          *v1alpha1.HookStatus     `json:"hookStatus,omitempty"`
 }
 
-// EncodeBackup encodes velero-backup.json of an ended backup: its phase must be Completed,
-// PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion set. Readers
-// derive volume counts and conditions, except SecretsLeftOut.
+// EncodeBackup encodes velero-backup.json of a Completed, PartiallyFailed, Failed or Cancelled backup,
+// with uid, creation, start and completion. Readers derive volume counts and conditions, except
+// SecretsLeftOut.
 func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
@@ -258,8 +253,7 @@ func encodeAnnotations(backup *v1alpha1.Backup, contents Contents, cluster Clust
 	return annotations, nil
 }
 
-// EncodeRevocation returns metadata of an unfinished backup, which replaces an earlier attempt's
-// copy.
+// EncodeRevocation returns unfinished metadata, which replaces an earlier attempt's copy.
 func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 	data, err := json.Marshal(storedBackup{
 		TypeMeta:   metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
@@ -273,10 +267,10 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 }
 
 // DecodeBackup reads velero-backup.json of any writer. The backup has its store name, in the system
-// namespace, and no requester; its origin has the unverified claims. The origin's trust is Foreign
-// without a signature, Forged with a wrong one, else empty: the reader decides about the key. The
-// uid is the stored one, or derived. Unknown fields are ignored. The error is ErrUnfinished for an
-// unfinished backup, any other for unusable metadata.
+// namespace, and no requester. Its origin has the unverified claims, and the trust Foreign without a
+// signature, Forged with a wrong one, else empty: the reader decides about the key. The uid is stored, or
+// derived. Unknown fields are
+// ignored. It fails with ErrUnfinished for an unfinished backup, else for unusable metadata.
 func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -360,7 +354,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	return backup, nil
 }
 
-// maxEncryptionBytes bounds AnnotationEncryption, and so what foreign metadata may take of memory.
+// maxEncryptionBytes bounds AnnotationEncryption in foreign metadata.
 const maxEncryptionBytes = 8 << 10
 
 var publicKeys = regexp.MustCompile(`^age1[0-9a-z]+$`)
@@ -444,25 +438,24 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	return annotations
 }
 
-// uidSpace is the namespace of derived uids, a fixed random UUID.
+// uidSpace is the random namespace of derived uids.
 var uidSpace = uuid.MustParse("5b9d3c0e-4a58-4a7c-9c5e-0c7f1e3a8d21")
 
-// DerivedUID returns a stable uid for something without one: the UUID of version 5 (RFC 9562) of
-// its kind and identity.
+// DerivedUID returns the UUID of version 5 (RFC 9562) of a kind and identity.
 func DerivedUID(kind string, identity ...string) types.UID {
-	// Names have no NUL, so ("a", "b/c") and ("a/b", "c") differ.
+	// No name has NUL, so ("a", "b/c") and ("a/b", "c") differ.
 	name := strings.Join(append([]string{kind}, identity...), "\x00")
 	return types.UID(uuid.NewSHA1(uidSpace, []byte(name)).String())
 }
 
-// maxMessageBytes exceeds the result of Findings; other writers' messages are cut.
+// maxMessageBytes exceeds the result of Findings; others' messages are cut.
 const maxMessageBytes = 2 << 10
 
 func boundedMessage(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessageBytes)], "")
 }
 
-// EndConditions returns the conditions of an ended backup.
+// EndConditions returns an ended backup's conditions.
 func EndConditions(status *v1alpha1.BackupStatus) []metav1.Condition {
 	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, Unnamed(status.Errors, status.Warnings))
 	succeeded := metav1.ConditionFalse
@@ -475,7 +468,7 @@ func EndConditions(status *v1alpha1.BackupStatus) []metav1.Condition {
 	}
 }
 
-// SecretsLeftOut returns the condition of a backup that lacks selected Secrets.
+// SecretsLeftOut returns the condition for missing selected Secrets.
 func SecretsLeftOut(status *v1alpha1.BackupStatus, message string) metav1.Condition {
 	return metav1.Condition{Type: v1alpha1.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
 		Reason: "OwnNamespaces", Message: message, LastTransitionTime: endOf(status)}

@@ -11,34 +11,34 @@ import (
 	"time"
 )
 
-// MaxClaimBytes bounds a Claim that is read.
+// MaxClaimBytes bounds a Claim.
 const MaxClaimBytes = 4 << 10
 
 const maxHolderBytes = 512
 
-// ClaimKey returns the key of the Claim of a cluster's leading controller. It is replaced.
+// ClaimKey returns the key of a cluster's Claim, which is replaced.
 func ClaimKey(clusterUID string) string { return HoldfastPrefix + "claims/" + clusterUID + ".json" }
 
-// ProbesPrefix returns the folder of a cluster's probes of a location: objects that it removes at once.
+// ProbesPrefix returns the folder of a cluster's probes of a location, which are removed at once.
 func ProbesPrefix(clusterUID, location string) string {
 	return HoldfastPrefix + "probes/" + clusterUID + "/" + location + "/"
 }
 
-// Claim is the claim of the one process of its cluster that writes to the store.
+// Claim is from its cluster's only process that writes to the store.
 type Claim struct {
 	// Nonce is random for each process.
 	Nonce string `json:"nonce"`
-	// Holder is the process's identity in its Lease.
+	// Holder is the identity in the Lease.
 	Holder   string `json:"holder"`
 	Renewals int64  `json:"renewals"`
-	// Written is the time by the process's clock.
+	// Written is by the process's clock.
 	Written time.Time `json:"written"`
 }
 
-// EncodeClaim returns the content of ClaimKey.
+// EncodeClaim encodes a Claim.
 func EncodeClaim(claim Claim) ([]byte, error) { return json.Marshal(claim) }
 
-// DecodeClaim reads the content of ClaimKey.
+// DecodeClaim decodes a Claim.
 func DecodeClaim(data []byte) (Claim, error) {
 	if len(data) > MaxClaimBytes {
 		return Claim{}, fmt.Errorf("the claim of a cluster is longer than %d bytes", MaxClaimBytes)

@@ -17,19 +17,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// MaxOwnerBytes bounds an OwnerKey that is read.
+// MaxOwnerBytes bounds an Owner.
 const MaxOwnerBytes = 4 << 10
 
-// Owner is the content of OwnerKey: the backup of the folder.
+// Owner is the content of OwnerKey: the folder's backup.
 type Owner struct {
 	UID        types.UID `json:"uid"`
 	ClusterUID string    `json:"clusterUID,omitempty"`
 }
 
-// EncodeOwner returns the content of OwnerKey.
+// EncodeOwner encodes an Owner.
 func EncodeOwner(owner Owner) ([]byte, error) { return json.Marshal(owner) }
 
-// DecodeOwner reads the content of OwnerKey.
+// DecodeOwner decodes an Owner.
 func DecodeOwner(data []byte) (Owner, error) {
 	var owner Owner
 	if err := json.Unmarshal(data, &owner); err != nil {
@@ -41,10 +41,10 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
-// Content has the size and digest of one object of a backup.
+// Content has an object's size and digest.
 type Content struct {
 	Size int64 `json:"size"`
-	// SHA256 in hexadecimal.
+	// In hexadecimal.
 	SHA256 string `json:"sha256"`
 }
 
@@ -59,23 +59,22 @@ func NewContent(data []byte) Content {
 	return Content{Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// Contents describes the objects stored before the metadata, by the last segment of their keys.
+// Contents describes the objects stored before the metadata, by the last segment of the key.
 type Contents map[string]Content
 
-// Of returns the content for a key, and whether it is known.
+// Of returns a key's content, and whether it is known.
 func (c Contents) Of(key string) (Content, bool) {
 	content, ok := c[path.Base(key)]
 	return content, ok
 }
 
-// Set records the content of an object by its key.
+// Set records a key's content.
 func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content }
 
-// Drop forgets an object by its key.
+// Drop forgets a key.
 func (c Contents) Drop(key string) { delete(c, path.Base(key)) }
 
-// TakeContents removes the contents from a decoded backup's annotations, and returns them; nil
-// without.
+// TakeContents removes and returns a decoded backup's annotation of contents, if any.
 func TakeContents(backup *v1alpha1.Backup) (Contents, error) {
 	contents, err := contentsOf(backup.Annotations)
 	delete(backup.Annotations, AnnotationContents)
@@ -94,9 +93,9 @@ func contentsOf(annotations map[string]string) (Contents, error) {
 	return contents, nil
 }
 
-// Mark writes a backup's uid into the header of a gzipped file, which readers ignore. Stores
-// distinguish versions of an object by its bytes: without the mark, removing one backup's empty
-// list could remove another's of the same name. The file must have no optional header.
+// Mark writes a backup's uid into the header of a gzipped file, which readers ignore and which must
+// have no optional header. Stores know versions by their bytes: else removing one backup's empty list
+// could remove another's of the same name.
 func Mark(compressed []byte, uid types.UID) []byte {
 	const (
 		headerBytes = 10

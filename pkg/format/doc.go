@@ -1,12 +1,10 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package format defines the store's keys, and encodes each object of a backup except the tarball.
-// It does no I/O.
+// Package format defines the store's keys, relative to the location's prefix, and encodes each object
+// of a backup except the tarball: docs/format.md. It does no I/O.
 //
-// A backup is the folder backups/STORE-NAME/. Its object velero-backup.json, written last, makes it
-// exist. Side files are gzipped JSON with the store name as a prefix. The layout is Velero's, so
-// each of the two restores the other's backups (docs/format.md).
-//
-// Keys are relative to the prefix of the storage location.
+// A backup is the folder backups/STORE-NAME/. It exists by its object velero-backup.json, written last.
+// Side files are gzipped JSON, with the store name as a prefix. The layout is Velero's, so each of the
+// two restores the other's backups.
 package format

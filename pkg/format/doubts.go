@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Doubts returns the warnings before a restore: that the backup is not trusted, lacks something, or
-// that its store has lost data.
+// Doubts returns warnings before a restore: a backup is not trusted, lacks something, or its store lost
+// data.
 func Doubts(name string, status *v1alpha1.BackupStatus, vouched bool) (doubts []string) {
 	if !vouched {
 		why := "it is not signed by a cluster that its storage location trusts"

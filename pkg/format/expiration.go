@@ -19,14 +19,14 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// The expiration of a stored backup can change, and its volumes can be deleted. Each change is a
-// signed object beside the folder, created once with the next number. It has the whole state,
-// including all deletions so far, so only the trusted change with the greatest number counts.
+// A stored backup's expiration can change, and its volumes can be deleted, each time by a signed object
+// beside the folder: docs/format.md ("Changes of the expiration"). It has the whole state, so only the
+// trusted change with the greatest number counts.
 
 const (
-	// MaxExpirationBytes bounds a change that is read: it may name each volume.
+	// MaxExpirationBytes bounds a change, which may name each volume.
 	MaxExpirationBytes = 4 << 20
-	// MaxExpirations bounds the changes of a backup.
+	// MaxExpirations bounds a backup's changes.
 	MaxExpirations      = 1000
 	MaxExpirationNumber = 999_999_999
 
@@ -34,23 +34,22 @@ const (
 	expirationAPIVersion = "holdfast.io/v1"
 )
 
-// Expiration is one change of a stored backup.
+// Expiration is a change of a stored backup.
 type Expiration struct {
-	// StoreName and UID of the backup, and the number of the change, from 1.
+	// StoreName and UID are the backup's, Number is the change's, from 1.
 	StoreName string
 	UID       types.UID
 	Number    int64
-	// Expiration is when the backup expires; nil for never.
+	// Expiration is nil for never.
 	Expiration *metav1.Time
 	Hold       *Hold
-	// Deleted are all deleted volumes of the backup. They are not shown or restored, and their
-	// snapshots are removed.
+	// Deleted are all deleted volumes, whose snapshots are removed.
 	Deleted   []DeletedVolume
 	Requester string
 	Timestamp metav1.Time
-	// Request identifies the request, so that it is not applied twice.
+	// Request identifies the request, to apply it once.
 	Request string
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
 }
 
@@ -61,19 +60,19 @@ type Hold struct {
 	Reason    string      `json:"reason,omitempty"`
 }
 
-// VolumeID identifies a volume within a backup.
+// VolumeID identifies a volume in a backup.
 type VolumeID struct {
 	Namespace string `json:"namespace"`
-	// Name is as PodVolumeBackup.VolumeName.
+	// Name is PodVolumeBackup.VolumeName.
 	Name string `json:"name"`
 	// Repeat counts earlier volumes of this name in the backup's list.
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// DeletedVolume is a volume of a backup that is deleted.
+// DeletedVolume is a deleted volume of a backup.
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
-	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.
+	// SnapshotID is the snapshot to remove, if any, and if no other volume needs it.
 	SnapshotID string      `json:"snapshotID,omitempty"`
 	Requester  string      `json:"requester,omitempty"`
 	Timestamp  metav1.Time `json:"timestamp"`
@@ -101,13 +100,12 @@ type storedExpirationSpec struct {
 	Request    string          `json:"request,omitempty"`
 }
 
-// ExpirationsBeginning returns the prefix below BackupsPrefix of a backup's changes.
+// ExpirationsBeginning returns the prefix of a backup's changes below BackupsPrefix.
 func ExpirationsBeginning(storeName string, backup types.UID) string {
 	return storeName + ".expiration-" + string(backup) + "-"
 }
 
-// ExpirationKey returns the key of a change, beside the folders: their listings show it, and
-// Velero, which uses folders only, ignores it.
+// ExpirationKey returns a change's key, beside the folders: listings show it, and Velero ignores it.
 func ExpirationKey(storeName string, backup types.UID, number int64) string {
 	return BackupsPrefix + ExpirationsBeginning(storeName, backup) + strconv.FormatInt(number, 10) + ".json"
 }
@@ -153,8 +151,7 @@ func EncodeExpiration(e Expiration, cluster Cluster) ([]byte, error) {
 	return data, err
 }
 
-// DecodeExpiration reads the object of ExpirationKey. It fails for a wrong signature, backup or
-// number.
+// DecodeExpiration decodes a change. It fails for a wrong signature, backup or number.
 func DecodeExpiration(data []byte, storeName string, backup types.UID, number int64) (*Expiration, error) {
 	if len(data) > MaxExpirationBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxExpirationBytes)
@@ -181,7 +178,7 @@ func DecodeExpiration(data []byte, storeName string, backup types.UID, number in
 	}, nil
 }
 
-// Newest returns the newest trusted change; nil without one.
+// Newest returns the newest trusted change, or nil.
 func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	var newest *Expiration
 	for i := range changes {
@@ -192,7 +189,7 @@ func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	return newest
 }
 
-// NewestFirst sorts keys of one backup's changes by number, descending.
+// NewestFirst sorts keys of changes by descending number.
 func NewestFirst(keys []string) []string {
 	keys = slices.Clone(keys)
 	slices.SortFunc(keys, func(a, b string) int {

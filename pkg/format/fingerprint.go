@@ -10,7 +10,7 @@ import (
 	"encoding/hex"
 )
 
-// GeneratedKeyBytes is the length of a repository's key that Holdfast made.
+// GeneratedKeyBytes is the length of keys that Holdfast made.
 const GeneratedKeyBytes = 32
 
 const (
@@ -18,16 +18,15 @@ const (
 	fingerprintIterations = 600_000
 )
 
-// GeneratedKey returns the bytes of a repository's key that Holdfast made, and false for one that a
-// person may have chosen.
+// GeneratedKey returns the bytes of a key that Holdfast made; false for one that may have been chosen.
 func GeneratedKey(key string) ([]byte, bool) {
 	raw, err := base64.RawURLEncoding.DecodeString(key)
 	return raw, err == nil && len(raw) == GeneratedKeyBytes
 }
 
 // KeyFingerprint identifies a repository's key publicly, as 32 hexadecimal digits: the beginning of a
-// generated key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much
-// as an attempt to open the repository.
+// generated key's SHA-256. That could reveal a chosen key, so its fingerprint costs as much as an
+// attempt to open the repository.
 func KeyFingerprint(key, namespace string) (string, error) {
 	if _, generated := GeneratedKey(key); generated {
 		sum := sha256.Sum256([]byte(key))

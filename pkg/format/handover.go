@@ -9,14 +9,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Handover is the content of HandoverKey: a backup whose objects are stored, and some of whose volumes
-// are still to be moved out of their snapshots. Later releases read it.
+// Handover is the content of HandoverKey: a backup with stored objects, and with volumes to be moved
+// out of their snapshots. Later releases read it.
 type Handover struct {
-	// Contents are of the objects that are stored so far.
+	// Contents are of the stored objects.
 	Contents Contents
-	// Volumes are all volumes. Those without a final phase are to be moved.
+	// Volumes without a final phase are to be moved.
 	Volumes []*Volume
-	// Skipped are the volumes that are not backed up, and LeftOut counts those that were wanted.
+	// Skipped volumes have no backup; LeftOut counts the wanted ones.
 	Skipped []VolumeInfo
 	LeftOut int32
 
@@ -24,11 +24,11 @@ type Handover struct {
 	HookStatus *v1alpha1.HookStatus       `json:",omitempty"`
 	Encryption *v1alpha1.BackupEncryption `json:",omitempty"`
 	Progress   v1alpha1.BackupProgress
-	// Log is the compressed log so far. Its end may be missing.
+	// Log is compressed, perhaps without its end.
 	Log []byte
 }
 
-// FoundSoFar are the errors and warnings of an unfinished backup.
+// FoundSoFar are an unfinished backup's errors and warnings.
 type FoundSoFar struct {
 	Results                  Results
 	Errors, Warnings         int32
@@ -37,10 +37,10 @@ type FoundSoFar struct {
 	SecretsLeftOut map[string]int `json:",omitempty"`
 }
 
-// WriteHandover writes the content of HandoverKey.
+// WriteHandover writes a Handover.
 func WriteHandover(w io.Writer, handover *Handover) error {
 	return writeJSON(w, MaxSideFileBytes, handover)
 }
 
-// ReadHandover reads the content of HandoverKey.
+// ReadHandover reads a Handover.
 func ReadHandover(r io.Reader) (*Handover, error) { return readJSON[*Handover](r) }

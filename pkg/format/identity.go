@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// StoreIdentityKey has the store's identity. It is created once, by a conditional write.
+// StoreIdentityKey has the store's identity, created once, conditionally.
 const StoreIdentityKey = HoldfastPrefix + "store.json"
 
-// MaxStoreIdentityBytes bounds a StoreIdentity that is read.
+// MaxStoreIdentityBytes bounds a StoreIdentity.
 const MaxStoreIdentityBytes = 4 << 10
 
 const maxStoreIDBytes = 63
@@ -24,10 +24,10 @@ type StoreIdentity struct {
 	Created time.Time `json:"created"`
 }
 
-// EncodeStoreIdentity returns the content of StoreIdentityKey.
+// EncodeStoreIdentity encodes a StoreIdentity.
 func EncodeStoreIdentity(identity StoreIdentity) ([]byte, error) { return json.Marshal(identity) }
 
-// DecodeStoreIdentity reads the content of StoreIdentityKey.
+// DecodeStoreIdentity decodes a StoreIdentity.
 func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	if len(data) > MaxStoreIdentityBytes {
 		return StoreIdentity{}, fmt.Errorf("it has more than %d bytes", MaxStoreIdentityBytes)
@@ -42,7 +42,7 @@ func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	return identity, nil
 }
 
-// isPlainID reports whether an id is safe to show, and in an annotation.
+// isPlainID reports whether an id is safe to show, and in annotations.
 func isPlainID(id string) bool {
 	if id == "" || len(id) > maxStoreIDBytes {
 		return false

@@ -17,18 +17,15 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index has the read contents of all backups of a location in a few objects. It is
-// derived: a reader without a valid index reads the backups.
-//
-// No object is written twice. Segments are named by their digest, heads by increasing numbers; the
-// newest head is the index. It names the segments and holds newer entries. Its first line is a
-// signed document with the digest of the rest.
+// A cluster's index has the contents of a location's backups in a few objects: docs/format.md
+// ("Indexes"). Segments are named by their digest, heads by increasing numbers. The newest head names
+// the segments, and holds newer entries.
 
 const (
-	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects that are read.
+	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects.
 	MaxIndexHeadBytes    = 16 << 20
 	MaxIndexSegmentBytes = 32 << 20
-	// MaxIndexSegments bounds the segments of a head.
+	// MaxIndexSegments bounds a head's segments.
 	MaxIndexSegments = 1000
 
 	maxIndexDocumentBytes = 1 << 20
@@ -38,18 +35,18 @@ const (
 	IndexesPrefix = HoldfastPrefix + "index/"
 )
 
-// IndexHead is the head of an index.
+// IndexHead is an index's head.
 type IndexHead struct {
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
 	Segments              []IndexSegment
-	// Boundaries are ordered store names that divide all names into ranges of about a page: a hint.
+	// Boundaries are ordered store names that divide all names into about a page each: a hint.
 	Boundaries []string
 }
 
 // IndexSegment is a segment as its head names it.
 type IndexSegment struct {
-	// SHA256 is the digest and name of the object.
+	// SHA256 is the object's digest and name.
 	SHA256  string `json:"sha256"`
 	Size    int64  `json:"size"`
 	Entries int64  `json:"entries"`
@@ -73,23 +70,23 @@ type storedIndexSpec struct {
 	Newest Content `json:"newest"`
 }
 
-// IndexPrefix is the folder of a cluster's index.
+// IndexPrefix returns the folder of a cluster's index.
 func IndexPrefix(clusterUID string) string { return IndexesPrefix + clusterUID + "/" }
 
-// IndexHeadKey is the key of a head; greater numbers are newer.
+// IndexHeadKey returns a head's key; greater numbers are newer.
 func IndexHeadKey(clusterUID string, number int64) string {
 	return fmt.Sprintf("%shead-%016x", IndexPrefix(clusterUID), number)
 }
 
-// IndexSegmentKey returns the key of a segment.
+// IndexSegmentKey returns a segment's key.
 func IndexSegmentKey(clusterUID, digest string) string {
 	return IndexPrefix(clusterUID) + "segment-" + digest
 }
 
 var indexName = regexp.MustCompile(`^([0-9A-Za-z-]{1,64})/(?:head-([0-7][0-9a-f]{15})|segment-([0-9a-f]{64}))$`)
 
-// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false
-// for other keys.
+// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false for
+// others.
 func ParseIndexKey(key string) (clusterUID string, number int64, digest string, ok bool) {
 	name, inside := strings.CutPrefix(key, IndexesPrefix)
 	parts := indexName.FindStringSubmatch(name)

@@ -12,25 +12,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxRemovalBytes bounds a Removal that is read.
+// MaxRemovalBytes bounds a Removal.
 const MaxRemovalBytes = 16 << 20
 
-// Removal requests the removal of a backup's snapshots from a repository. It proves nothing: the
-// reader first checks that the store does not list the backup.
+// Removal requests the removal of a backup's snapshots from a repository. It proves nothing: the reader
+// checks that the store does not list the backup.
 type Removal struct {
 	UID       types.UID `json:"uid"`
 	StoreName string    `json:"storeName"`
-	// Snapshots are Kopia's ids of the backup's snapshots here. Snapshots with its uid need no
-	// name.
+	// Snapshots are Kopia's ids of the backup's snapshots here. Snapshots with its uid need none.
 	Snapshots []string `json:"snapshots,omitempty"`
-	// RequestedAt distinguishes requests for the same backup.
+	// RequestedAt distinguishes requests for one backup.
 	RequestedAt time.Time `json:"requestedAt"`
 }
 
-// EncodeRemoval returns the content of RemovalKey.
+// EncodeRemoval encodes a Removal.
 func EncodeRemoval(removal Removal) ([]byte, error) { return json.Marshal(removal) }
 
-// DecodeRemoval reads the content of RemovalKey.
+// DecodeRemoval decodes a Removal.
 func DecodeRemoval(data []byte) (Removal, error) {
 	if len(data) > MaxRemovalBytes {
 		return Removal{}, fmt.Errorf("it has more than %d bytes", MaxRemovalBytes)
@@ -45,8 +44,8 @@ func DecodeRemoval(data []byte) (Removal, error) {
 	return removal, ValidateStoreName(removal.StoreName)
 }
 
-// VolumeRemoval requests the removal of deleted volumes' snapshots, which the changes beside the
-// backups name. It proves nothing.
+// VolumeRemoval requests the removal of deleted volumes' snapshots, named by the backups' changes. It
+// proves nothing.
 type VolumeRemoval struct {
 	Request types.UID   `json:"request"`
 	Backups []RemovalOf `json:"backups"`
@@ -58,10 +57,10 @@ type RemovalOf struct {
 	StoreName string    `json:"storeName"`
 }
 
-// EncodeVolumeRemoval returns the content of VolumeRemovalKey.
+// EncodeVolumeRemoval encodes a VolumeRemoval.
 func EncodeVolumeRemoval(removal VolumeRemoval) ([]byte, error) { return json.Marshal(removal) }
 
-// DecodeVolumeRemoval reads the content of VolumeRemovalKey.
+// DecodeVolumeRemoval decodes a VolumeRemoval.
 func DecodeVolumeRemoval(data []byte) (VolumeRemoval, error) {
 	if len(data) > MaxRemovalBytes {
 		return VolumeRemoval{}, fmt.Errorf("it has more than %d bytes", MaxRemovalBytes)

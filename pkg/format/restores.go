@@ -23,8 +23,8 @@ import (
 // RestoresPrefix is Velero's folder of restores.
 const RestoresPrefix = "restores/"
 
-// RestoreStoreName returns a restore's name in the store: as a backup's, with a digest of the uid,
-// since names are reused, also by other clusters.
+// RestoreStoreName returns a restore's name in the store: a backup's, with a digest of the uid, since
+// names are reused.
 func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return StoreName(namespace, name, systemNamespace) + "-" + hex.EncodeToString(sum[:5])
@@ -32,33 +32,31 @@ func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) st
 
 var restoreName = regexp.MustCompile(`^(.+)-[0-9a-f]{10}$`)
 
-// RestoreStoreNameOf returns the store name of a listed folder of RestoresPrefix; false for others
-// than Holdfast's.
+// RestoreStoreNameOf returns a listed folder's store name; false if not Holdfast's.
 func RestoreStoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, RestoresPrefix), "/")
 	return name, isFolder && restoreName.MatchString(name) && ValidateStoreName(name) == nil
 }
 
-// IsRestoreStoreName reports whether a store name is the restore's, with any system namespace.
+// IsRestoreStoreName reports whether a store name is the restore's, for any system namespace.
 func IsRestoreStoreName(storeName string, restore *v1alpha1.Restore) bool {
 	return restore.UID != "" && restore.Name != "" && restore.Namespace != "" &&
 		(storeName == RestoreStoreName(restore.Namespace, restore.Name, "", restore.UID) ||
 			storeName == RestoreStoreName(restore.Namespace, restore.Name, restore.Namespace, restore.UID))
 }
 
-// RestoreResultsKey returns the key of the errors and warnings, as Results.
+// RestoreResultsKey returns the key of Results.
 func RestoreResultsKey(storeName string) string { return restoreKey(storeName, "-results.gz") }
 
-// RestoreLogKey returns the key of the restore's log, gzipped text.
+// RestoreLogKey returns the key of the log, gzipped text.
 func RestoreLogKey(storeName string) string { return restoreKey(storeName, "-logs.gz") }
 
-// RestoreResourceListKey returns the key of the list of all objects and their results, as
-// ResourceList of RestoredName.
+// RestoreResourceListKey returns the key of the ResourceList of RestoredName.
 func RestoreResourceListKey(storeName string) string {
 	return restoreKey(storeName, "-resource-list.json.gz")
 }
 
-// RestorePlanKey returns the key of the decisions about the objects, as RestorePlan.
+// RestorePlanKey returns the key of the RestorePlan.
 func RestorePlanKey(storeName string) string { return restoreKey(storeName, "-plan.json.gz") }
 
 // RestoreMetadataKey returns the key of the ended Restore, written last.
@@ -70,7 +68,7 @@ func restoreKey(storeName, suffix string) string {
 	return RestoresPrefix + storeName + "/restore-" + storeName + suffix
 }
 
-// PlannedObject is the decision about one object of a restore.
+// PlannedObject is a restore's decision about an object.
 type PlannedObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -80,7 +78,7 @@ type PlannedObject struct {
 	// Action is create, update, recreate, skip, conflict, refused or error.
 	Action string `json:"action"`
 	Reason string `json:"reason,omitempty"`
-	// Diff is the merge patch of an update.
+	// Diff is an update's merge patch.
 	Diff  json.RawMessage `json:"diff,omitempty"`
 	Bytes int64           `json:"bytes,omitempty"`
 }
@@ -90,12 +88,12 @@ type RestorePlan struct {
 	Items []PlannedObject `json:"items"`
 }
 
-// ReadRestorePlan reads the content of RestorePlanKey.
+// ReadRestorePlan reads a RestorePlan.
 func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[RestorePlan](r) }
 
-// EncodeRestore encodes RestoreMetadataKey with the cluster and the contents of the other objects,
-// signed as a backup's metadata. It is unsigned, and so untrusted, without a key or a canonical
-// form, as with a fraction in a hook's container.
+// EncodeRestore encodes RestoreMetadataKey with the cluster and the other objects' contents, signed as
+// a backup's metadata. Without a key or a canonical form, as with a fraction in a hook, it is unsigned
+// and untrusted.
 func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
 	restore.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: restoreKind}
@@ -139,8 +137,8 @@ func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster
 	return json.Marshal(restore)
 }
 
-// DecodeRestore reads RestoreMetadataKey: the restore, the contents of its other objects or nil,
-// and the claimed origin. As with DecodeBackup its trust is Foreign, Forged, or empty.
+// DecodeRestore returns the restore, its other objects' contents or nil, and the claimed origin, with
+// the trust of DecodeBackup.
 func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -173,7 +171,7 @@ func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOr
 	return restore, contents, origin, nil
 }
 
-// restoreKind begins the canonical form, with the version: the signature fits no other kind.
+// restoreKind begins the canonical form, so the signature fits no other kind.
 const restoreKind = "Restore"
 
 func isOurs(key, _ string) bool { return strings.HasPrefix(key, AnnotationPrefix) }

@@ -13,26 +13,26 @@ import (
 	"sync"
 )
 
-// Largest decompressed sizes that are read, so that a small file can't fill the memory.
+// Bounds of decompressed sizes: a small file must not fill the memory.
 const (
-	// MaxSideFileBytes is for files that are read on request: names of two million objects.
+	// MaxSideFileBytes is for files read on request: names of two million objects.
 	MaxSideFileBytes = 256 << 20
-	// MaxVolumesBytes is for the list of volumes, which the catalogue reads: some 40,000.
+	// MaxVolumesBytes is for lists of volumes, some 40,000, for the catalogue.
 	MaxVolumesBytes = 64 << 20
-	// MaxForeignListBytes is for lists of untrusted backups: some 2,500 volumes.
+	// MaxForeignListBytes is for untrusted lists: some 2,500 volumes.
 	MaxForeignListBytes = 4 << 20
 )
 
 const largeList = 256 << 10
 
-// Foreign reads a file of an untrusted backup, at most MaxForeignListBytes. Large is called once it
-// is large, and may wait or fail.
+// Foreign reads a file of an untrusted backup, up to MaxForeignListBytes. Large is called once it is
+// large, and may wait or fail.
 type Foreign struct {
 	io.Reader
 	Large func() error
 }
 
-// ErrTooLarge says that a side file has more than its limit.
+// ErrTooLarge means that a side file exceeds its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
 // Messages are texts by their origin.
@@ -52,23 +52,23 @@ func (m *Messages) Count() int {
 	return count
 }
 
-// Results is the content of ResultsKey: errors and warnings.
+// Results is the content of ResultsKey.
 type Results struct {
 	Errors   Messages `json:"errors"`
 	Warnings Messages `json:"warnings"`
 }
 
-// ResourceList is the content of ResourceListKey: objects as NAMESPACE/NAME, or NAME if
-// cluster-scoped, by GROUP/VERSION/KIND (core: VERSION/KIND).
+// ResourceList is the content of ResourceListKey: objects as NAMESPACE/NAME, or NAME if cluster-scoped,
+// by GROUP/VERSION/KIND (core: VERSION/KIND).
 type ResourceList map[string][]string
 
-// WriteResults writes the content of ResultsKey.
+// WriteResults writes Results.
 func WriteResults(w io.Writer, results Results) error { return writeJSON(w, MaxSideFileBytes, results) }
 
-// ReadResults reads the content of ResultsKey.
+// ReadResults reads Results.
 func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
 
-// WriteResourceList writes the content of ResourceListKey, each list in order.
+// WriteResourceList writes a sorted ResourceList.
 func WriteResourceList(w io.Writer, list ResourceList) error {
 	sorted := make(ResourceList, len(list))
 	for kind, names := range list {
@@ -77,14 +77,14 @@ func WriteResourceList(w io.Writer, list ResourceList) error {
 	return writeJSON(w, MaxSideFileBytes, sorted)
 }
 
-// ReadResourceList reads the content of ResourceListKey.
+// ReadResourceList reads a ResourceList.
 func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[ResourceList](r) }
 
-// WriteEmptyList writes an empty list, for VolumeSnapshotsKey and ItemOperationsKey.
+// WriteEmptyList writes VolumeSnapshotsKey or ItemOperationsKey.
 func WriteEmptyList(w io.Writer) error { return writeJSON(w, MaxSideFileBytes, []struct{}{}) }
 
-// writeJSON writes no name and time in the gzip header, so that equal values give equal bytes. It
-// fails with ErrTooLarge beyond limit.
+// writeJSON omits name and time from the gzip header: equal values give equal bytes. It fails with
+// ErrTooLarge beyond limit.
 func writeJSON(w io.Writer, limit int64, value any) error {
 	compressed := compressors.Get().(*gzip.Writer)
 	compressed.Reset(w)
@@ -98,7 +98,7 @@ func writeJSON(w io.Writer, limit int64, value any) error {
 	return compressed.Close()
 }
 
-// compressors are reused: one takes 0.8 MB, and a backup has six files, mostly tiny.
+// compressors are reused: one takes 0.8 MB, for mostly tiny files.
 var compressors = sync.Pool{New: func() any { return gzip.NewWriter(io.Discard) }}
 
 func readJSON[T any](r io.Reader) (T, error) {
@@ -130,7 +130,7 @@ func readList[T any](r io.Reader, limit int64, each func(T) error) error {
 	})
 }
 
-// readCompressed calls decode, and checks that the compressed stream ends properly after it.
+// readCompressed also checks that the compressed stream ends properly.
 func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) error {
 	plain, err := gzip.NewReader(r)
 	if err != nil {
@@ -165,11 +165,11 @@ func (l *limitedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// limitedReader fails beyond its limit; io.LimitReader would end.
+// limitedReader fails beyond its limit, where io.LimitReader would end.
 type limitedReader struct {
 	r    io.Reader
 	left int64
-	// large, if not nil, is called once after largeList bytes.
+	// large is called once after largeList bytes; may be nil.
 	large func() error
 	read  int64
 }

@@ -17,14 +17,11 @@ import (
 	"unicode/utf16"
 )
 
-// AnnotationSignature has an Ed25519 signature (RFC 8032, base64) of the metadata's canonical form
-// without that annotation. The public key is an annotation, too: the metadata alone proves that it
-// is unchanged. The reader decides whether the signer is trusted.
-//
-// The canonical form is RFC 8785's, for documents whose numbers are exact integers. It begins with
-// apiVersion and kind, so a signature fits no other kind of document.
+// AnnotationSignature has an Ed25519 signature of the metadata's canonical form without it:
+// docs/format.md ("The signature"). The reader decides whether to trust the signer. The canonical form
+// is RFC 8785's, for exact integers. It begins with apiVersion and kind, so a signature fits no other
+// kind.
 
-// maxInteger is the largest absolute number in a canonical document.
 const maxInteger = 1<<53 - 1
 
 var errNotCanonical = errors.New("it has no canonical form")
@@ -32,7 +29,7 @@ var errNotCanonical = errors.New("it has no canonical form")
 // SigningKey signs the metadata of a cluster's backups. It does not print itself.
 type SigningKey struct{ private ed25519.PrivateKey }
 
-// NewSigningKey makes a key of 32 bytes from a source of randomness.
+// NewSigningKey makes a key of 32 random bytes.
 func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := io.ReadFull(random, seed); err != nil {
@@ -41,7 +38,7 @@ func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	return ParseSigningKey(seed)
 }
 
-// ParseSigningKey returns the key of a Seed.
+// ParseSigningKey reverses Seed.
 func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("a signing key has %d bytes, not %d", ed25519.SeedSize, len(seed))
@@ -49,7 +46,7 @@ func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	return &SigningKey{ed25519.NewKeyFromSeed(seed)}, nil
 }
 
-// Seed returns the secret of the key.
+// Seed returns the secret.
 func (k *SigningKey) Seed() []byte { return k.private.Seed() }
 
 // PublicKey returns the public half as in annotations and settings.
@@ -71,8 +68,8 @@ func (k *SigningKey) sign(metadata []byte) (string, error) {
 	return base64.StdEncoding.EncodeToString(ed25519.Sign(k.private, canonical)), nil
 }
 
-// verify checks the signature, and returns the canonical form. Only that may be used: metadata with
-// duplicate names may be read differently.
+// verify returns the canonical form. Only use that: metadata with duplicate names may be read
+// differently.
 func verify(metadata []byte) ([]byte, error) {
 	document, err := parse(metadata)
 	if err != nil {
@@ -175,7 +172,7 @@ func appendCanonical(to []byte, value any) ([]byte, error) {
 	}
 }
 
-// compareUTF16 orders names by UTF-16 code units (RFC 8785).
+// compareUTF16 orders names as RFC 8785.
 func compareUTF16(a, b string) int {
 	return slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b)))
 }

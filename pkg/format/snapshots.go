@@ -13,16 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Velero's data about volumes that it stored by snapshots.
+// Velero's data about volumes stored by snapshots.
 
 const (
-	// MethodCSISnapshot is a snapshot by the volume's driver, whose data Velero may have uploaded.
+	// MethodCSISnapshot is a CSI snapshot, whose data Velero may have uploaded.
 	MethodCSISnapshot = "CSISnapshot"
 	// MethodNativeSnapshot is a snapshot of a cloud's API.
 	MethodNativeSnapshot = "NativeSnapshot"
 )
 
-// CSISnapshotInfo describes a snapshot by the volume's driver.
+// CSISnapshotInfo describes a CSI snapshot.
 type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	Size           int64  `json:"size,omitempty"`
@@ -37,7 +37,7 @@ type CSISnapshotInfo struct {
 type DataMovementInfo struct {
 	DataMover    string `json:"dataMover,omitempty"`
 	UploaderType string `json:"uploaderType,omitempty"`
-	// SnapshotHandle is the snapshot's id in the repository of the claim's namespace.
+	// SnapshotHandle is the id in the repository of the claim's namespace.
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// In bytes.
 	Size            int64 `json:"size,omitempty"`
@@ -46,14 +46,14 @@ type DataMovementInfo struct {
 	Phase string `json:"Phase,omitempty"`
 }
 
-// NativeSnapshotInfo describes a snapshot through a cloud's API.
+// NativeSnapshotInfo describes a snapshot of a cloud's API.
 type NativeSnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// Phase has no JSON name in the format.
 	Phase string `json:"Phase,omitempty"`
 }
 
-// Failed reports whether the volume was not backed up. Old versions of Velero give no result.
+// Failed reports whether the volume has no backup. Old versions of Velero give no result.
 func (i *VolumeInfo) Failed() bool {
 	return i.Result == ResultFailed ||
 		i.SnapshotDataMoved && i.DataMovementInfo != nil && i.DataMovementInfo.Phase != "" && i.DataMovementInfo.Phase != phaseCompleted ||
@@ -64,26 +64,25 @@ const (
 	phaseCompleted = "Completed"
 	phaseFailed    = "Failed"
 
-	// Velero's own data movers: the first two read files, also when none is named.
+	// Velero's data movers: the first two read files, and are the default.
 	moverVelero = "velero"
 	moverFiles  = "velero-fs"
 	moverBlocks = "velero-block"
 )
 
-// Why a volume that Velero stored by a snapshot can't be restored.
+// Reasons against restoring a volume that Velero stored by a snapshot.
 const (
 	StoredFailed = "Velero says that its snapshot, or the upload of that, has failed"
-	// KeptInStorage is said of snapshots that a backup of Holdfast keeps.
+	// KeptInStorage is for snapshots that Holdfast's backup keeps.
 	KeptInStorage   = "it lies only in the storage of the volume, and is no second copy: a restore makes a new volume from the snapshot"
 	StoredInStorage = "it lies only in the storage of the volume: Velero has made a CSI snapshot of it, and has not moved the data"
 	StoredNative    = "it lies only in the storage of the volume: Velero has made a snapshot of it through a cloud's API"
 	StoredAsBlocks  = "it was uploaded by Velero's data mover of blocks, and Holdfast restores the uploads of its other one"
-	// StoredUnnamed is said of Velero 1.13, whose DataUpload in the tarball names the snapshot.
+	// StoredUnnamed is for Velero 1.13, whose DataUpload in the tarball names the snapshot.
 	StoredUnnamed = "Velero's data mover has uploaded it, and the list of volumes does not name its snapshot in the repository"
 )
 
-// Stored says why the data of a volume that Velero stored by a snapshot can't be restored, or
-// returns "".
+// Stored says why a volume that Velero stored by a snapshot can't be restored, or "".
 func (i *VolumeInfo) Stored() string {
 	switch {
 	case i.Failed():
@@ -98,7 +97,7 @@ func (i *VolumeInfo) Stored() string {
 	return i.DataMovementInfo.Stored()
 }
 
-// Stored is VolumeInfo.Stored of an upload that has not failed.
+// Stored is VolumeInfo.Stored for an upload that has not failed.
 func (m *DataMovementInfo) Stored() string {
 	switch mover := cmp.Or(m.DataMover, moverVelero); {
 	case mover == moverBlocks:
@@ -111,8 +110,8 @@ func (m *DataMovementInfo) Stored() string {
 	return ""
 }
 
-// DataUpload is the used part of the record of an upload by a data mover. Velero stores it among
-// the objects of the backup, in its own namespace.
+// DataUpload is the used part of a data mover's record of an upload, stored among the backup's objects,
+// in Velero's namespace.
 type DataUpload struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
@@ -132,11 +131,11 @@ type DataUpload struct {
 	} `json:"status"`
 }
 
-// IsOf reports whether the upload was made for the backup with a uid. A backup of Velero's
-// namespace also has the uploads of others.
+// IsOf reports whether the upload was made for a backup. A backup of Velero's namespace also has
+// others'.
 func (u *DataUpload) IsOf(backup types.UID) bool { return u.Labels[labelBackupUID] == string(backup) }
 
-// Info describes the upload as the volume info of Velero since 1.14 does.
+// Info describes the upload as a VolumeInfo of Velero since 1.14.
 func (u *DataUpload) Info() VolumeInfo {
 	return VolumeInfo{
 		PVCName: u.Spec.SourcePVC, PVCNamespace: u.Spec.SourceNamespace, BackupMethod: MethodCSISnapshot, SnapshotDataMoved: true,
@@ -184,17 +183,17 @@ func CSISnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-csi-volumesnapshots.json.gz")
 }
 
-// ReadVolumeInfos reads the content of VolumeInfoKey one by one.
+// ReadVolumeInfos calls each for every element of VolumeInfoKey.
 func ReadVolumeInfos(r io.Reader, each func(VolumeInfo) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// ReadNativeSnapshots reads the content of VolumeSnapshotsKey one by one.
+// ReadNativeSnapshots calls each for every element of VolumeSnapshotsKey.
 func ReadNativeSnapshots(r io.Reader, each func(NativeSnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// ReadCSISnapshots reads the content of CSISnapshotsKey one by one.
+// ReadCSISnapshots calls each for every element of CSISnapshotsKey.
 func ReadCSISnapshots(r io.Reader, each func(CSISnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }

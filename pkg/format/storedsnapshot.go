@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// AnnotationSnapshotOfClaim is on a claim, and names its VolumeSnapshot among the objects of the backup.
-	// Velero's restore makes the claim from it.
+	// AnnotationSnapshotOfClaim names a claim's VolumeSnapshot in the backup, from which Velero
+	// restores the claim.
 	AnnotationSnapshotOfClaim = "velero.io/volume-snapshot-name"
-	// LabelSnapshotOfClaim is on the objects about the snapshot of a claim, with the claim's uid.
+	// LabelSnapshotOfClaim is the claim's uid, on the objects about its snapshot.
 	LabelSnapshotOfClaim = AnnotationPrefix + "snapshot-of-claim"
 
 	annotationHandle      = "velero.io/csi-volumesnapshot-handle"
@@ -27,9 +27,9 @@ const (
 	retain          = "Retain"
 )
 
-// StoredSnapshot describes the cut of a volume as Velero stores it, of a block device or a file system. Neither
-// object may delete the stored snapshot. They lack the label of the backup's name: by that, Velero would
-// delete the stored snapshot with its record of the backup.
+// StoredSnapshot describes a volume's cut as Velero stores it, of a block device or a file system.
+// Neither object may delete the stored snapshot. With the label of the backup's name, which they lack,
+// Velero would delete it with its record of the backup.
 func StoredSnapshot(volume *Volume, block bool) (snapshot, content *unstructured.Unstructured) {
 	of, cut := volume.Snapshot, volume.Snapshot.Cut
 	name := "snapshot-" + string(volume.ClaimUID)

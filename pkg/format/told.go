@@ -14,16 +14,16 @@ const (
 	maxNamedBytes = 240
 )
 
-// Told collects texts about a run for one line in its object. Every reader of the object sees the
-// line, so a tenant's names only objects of its own namespace, and counts the others. The zero
-// value names all. The fields are for its JSON.
+// Told collects texts about a run for one line in its object. Each reader sees the line, so a tenant's
+// names only objects of its own namespace, and counts the others. The zero value names all. The fields
+// are for JSON.
 type Told struct {
 	Only  string   `json:"only,omitempty"`
 	First []string `json:"first,omitempty"`
 	Count int      `json:"count,omitempty"`
 }
 
-// NewTold returns a Told for an object of a namespace; in the system namespace it names all.
+// NewTold returns a Told for a namespace; the system namespace names all.
 func NewTold(namespace, systemNamespace string) Told {
 	if namespace == systemNamespace {
 		return Told{}
@@ -36,7 +36,7 @@ func (t *Told) Add(namespace, text string) {
 	t.AddAny(text, t.Only == "" || namespace == t.Only)
 }
 
-// AddAny adds a text, which is named or only counted.
+// AddAny adds a text, named or only counted.
 func (t *Told) AddAny(text string, named bool) {
 	if t.Count++; !named || len(t.First) >= maxNamed {
 		return
@@ -66,7 +66,7 @@ func (t *Told) String() string {
 
 const maxNoteBytes = 1024
 
-// Note shortens a text to the limit of events.
+// Note shortens a text to an event's limit.
 func Note(text string) string {
 	if len(text) <= maxNoteBytes {
 		return text
@@ -74,7 +74,7 @@ func Note(text string) string {
 	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
 }
 
-// Counted returns a number of things, such as "1 error" and "2 errors".
+// Counted returns a number of things, such as "1 error" or "2 errors".
 func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing
@@ -82,8 +82,7 @@ func Counted[N ~int | ~int32](count N, thing string) string {
 	return fmt.Sprintf("%d %ss", count, thing)
 }
 
-// Findings returns the counts of errors and warnings, and the first errors, or else warnings; empty
-// if there are none.
+// Findings returns the counts of errors and warnings, and the first errors, or else warnings, or "".
 func Findings(errors, warnings *Told) string {
 	named := warnings
 	if errors.Count > 0 {

@@ -21,11 +21,11 @@ import (
 const (
 	// UploaderKopia is the only one that Holdfast restores.
 	UploaderKopia = "kopia"
-	// UploaderRestic is also the default of Velero's old versions.
+	// UploaderRestic is the default of old versions of Velero.
 	UploaderRestic = "restic"
 )
 
-// ResultFailed is the result of a volume without data in the backup.
+// ResultFailed is the result of a volume without data.
 const ResultFailed = "failed"
 
 const (
@@ -46,7 +46,7 @@ const (
 	volumeHashLength             = 10
 )
 
-// Volume is the result of one volume of a backup.
+// Volume is a volume's result in a backup.
 type Volume struct {
 	Pod          enginev1alpha1.PodReference
 	NamespaceUID types.UID
@@ -56,7 +56,7 @@ type Volume struct {
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
-	// HostPath is the node's path of a hostPath persistent volume.
+	// HostPath is a hostPath volume's path.
 	HostPath    string
 	ClaimLabels map[string]string
 	// ReclaimPolicy, Labels, Capacity in bytes and Created are the persistent volume's.
@@ -65,54 +65,52 @@ type Volume struct {
 	Capacity      int64
 	Created       metav1.Time
 	Hooked        bool
-	// Device says that the volume is a block device.
+	// Device is true for a block device.
 	Device bool
-	// Snapshot is set if the data is read from a snapshot. Pod has a name only if a pod has the claim.
+	// Snapshot is set if the data is read from one. Pod has a name only if a pod has the claim.
 	Snapshot *SnapshotSource
-	// Instead is the claim's volume in another pod that was tried before, and could not be read; or
-	// nil.
+	// Instead is the claim's volume in another pod that was unreadable; or nil.
 	Instead *Volume
 	// Status has a final phase.
 	Status enginev1alpha1.VolumeUploadStatus
 }
 
-// SnapshotSource is a CSI driver's volume. Its snapshot is read in its place.
+// SnapshotSource is a CSI volume whose snapshot is read instead.
 type SnapshotSource struct {
 	Driver, Handle string
 	// Class is the VolumeSnapshotClass, StorageClass the volume's.
 	Class, StorageClass string
 	// Nodes limits where a volume from the snapshot can be used.
 	Nodes *corev1.VolumeNodeAffinity
-	// Kept says that the snapshot stays in the storage of the volume, and its data is not moved.
+	// Kept leaves the snapshot in the volume's storage, and moves no data.
 	Kept bool
-	// KeepLocal is how many of the claim's newest snapshots stay in the storage beside their moved data.
+	// KeepLocal is how many of the claim's newest snapshots stay beside their moved data.
 	KeepLocal int32
-	// Cut is the snapshot once it is cut.
+	// Cut is nil until the snapshot is cut.
 	Cut *SnapshotCut
 }
 
-// InStorage reports whether the volume's only copy is a snapshot in its own storage.
+// InStorage reports whether the only copy is in the volume's own storage.
 func (v *Volume) InStorage() bool {
 	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
-// keepsLocal reports whether the volume's snapshot stays in its own storage beside its moved data.
 func (v *Volume) keepsLocal() bool {
 	return v.Snapshot != nil && v.Snapshot.KeepLocal > 0 && v.Snapshot.Cut != nil && v.Status.SnapshotID != "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
-// SnapshotCut is a stored snapshot, and the objects about it in the cluster.
+// SnapshotCut is a stored snapshot, and its objects in the cluster.
 type SnapshotCut struct {
 	// Snapshot is a VolumeSnapshot in the claim's namespace, Content its VolumeSnapshotContent.
 	Snapshot, Content, Handle string
 	Time                      metav1.Time
-	// Size is the least size of a volume from the snapshot in bytes, or 0.
+	// Size is the least size of a volume from it in bytes, or 0.
 	Size int64
 	// Attempt is the backup's attempt that has cut between hooks, or 0.
 	Attempt int32
 }
 
-// PodVolumeBackup is Velero's: a volume of a pod, in the Kopia repository of its namespace.
+// PodVolumeBackup is Velero's: a pod's volume in its namespace's Kopia repository.
 type PodVolumeBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -144,16 +142,15 @@ type PodVolumeBackupStatus struct {
 	IncrementalBytes    int64                         `json:"incrementalBytes,omitempty"`
 }
 
-// ClaimName returns the name of the volume's claim, empty for a volume without one.
+// ClaimName returns the claim's name, or "".
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
-// VolumeName returns the volume's name in its namespace: by its claim or, without one, by its pod.
+// VolumeName returns the volume's name in its namespace.
 func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
 
-// VolumeName returns a volume's name in its namespace: the claim's, which has no colon, or one from
-// the pod.
+// VolumeName returns a volume's name in its namespace: the claim's, which has no colon, or the pod's.
 func VolumeName(claim, pod, podVolume string) string {
 	if claim == "" {
 		return "pod:" + pod + ":" + podVolume
@@ -161,16 +158,15 @@ func VolumeName(claim, pod, podVolume string) string {
 	return claim
 }
 
-// NamespaceUID returns the uid of the pod's namespace; empty if not stored.
+// NamespaceUID returns the uid of the pod's namespace, or "".
 func (p *PodVolumeBackup) NamespaceUID() types.UID {
 	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
 }
 
-// SnapshotDriver returns the CSI driver whose snapshot was read; empty if the live volume was.
+// SnapshotDriver returns the CSI driver whose snapshot was read, or "".
 func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotationSnapshotDriver] }
 
-// SnapshotHandle returns the handle of a snapshot that is kept in the storage of its volume; empty if
-// the data is in a repository.
+// SnapshotHandle returns the handle of a snapshot in its volume's storage, or "".
 func (p *PodVolumeBackup) SnapshotHandle() string { return p.Annotations[annotationSnapshotHandle] }
 
 // IsDevice reports whether the volume is a block device.
@@ -184,14 +180,14 @@ type VolumeItself struct {
 	Name      string       `json:"name,omitempty"`
 	SizeBytes int64        `json:"sizeBytes,omitempty"`
 	Created   *metav1.Time `json:"created,omitempty"`
-	// Labels are the claim's: the claim's owner may not see the persistent volume's.
+	// Labels are the claim's: its owner may not see the persistent volume's.
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Itself returns a text for DecodeVolumeItself, the same in all backups of an unchanged volume.
 func (p *PodVolumeBackup) Itself() string { return p.Annotations[annotationVolume] }
 
-// DecodeVolumeItself returns the zero value for an unreadable text. Its fields are unverified.
+// DecodeVolumeItself returns the zero value for an unreadable text. It verifies nothing.
 func DecodeVolumeItself(text string) VolumeItself {
 	var itself VolumeItself
 	if len(text) > maxVolumeAnnotation || json.Unmarshal([]byte(text), &itself) != nil {
@@ -216,8 +212,7 @@ func (v *Volume) itself() string {
 	return string(encoded)
 }
 
-// NewPodVolumeBackup describes a volume as Velero restores it. The name is derived from pod and
-// volume.
+// NewPodVolumeBackup describes a volume for Velero, named by pod and volume.
 func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume) PodVolumeBackup {
 	pvb := PodVolumeBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
@@ -291,18 +286,18 @@ func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume
 	return pvb
 }
 
-// WritePodVolumeBackups writes the content of PodVolumeBackupsKey.
+// WritePodVolumeBackups writes PodVolumeBackupsKey.
 func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
 	return writeJSON(w, MaxVolumesBytes, volumes)
 }
 
-// ReadPodVolumeBackups calls each for every element of PodVolumeBackupsKey, until an error.
+// ReadPodVolumeBackups calls each for every element, until an error.
 func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// VolumeInfo describes how a volume was backed up. Velero's restore finds it by the persistent
-// volume's name, and then makes a new volume instead of adopting it.
+// VolumeInfo describes a volume's backup. Velero's restore finds it by the persistent volume's name,
+// and then makes a new volume.
 type VolumeInfo struct {
 	PVCName               string             `json:"pvcName,omitempty"`
 	PVCNamespace          string             `json:"pvcNamespace,omitempty"`
@@ -337,7 +332,7 @@ type PodVolumeInfo struct {
 	Phase enginev1alpha1.VolumePhase `json:"Phase"`
 }
 
-// PersistentVolInfo is the part of a persistent volume that a restore needs.
+// PersistentVolInfo is what a restore needs.
 type PersistentVolInfo struct {
 	ReclaimPolicy string            `json:"reclaimPolicy,omitempty"`
 	Labels        map[string]string `json:"labels,omitempty"`
@@ -381,12 +376,12 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 	return info
 }
 
-// WriteVolumeInfo writes the content of VolumeInfoKey.
+// WriteVolumeInfo writes VolumeInfoKey.
 func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error {
 	return writeJSON(w, MaxSideFileBytes, volumes)
 }
 
-// ReadVolumeInfo reads the content of VolumeInfoKey.
+// ReadVolumeInfo reads VolumeInfoKey.
 func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }
 
 func volumeHash(volume *Volume) string {

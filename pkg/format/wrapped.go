@@ -20,27 +20,26 @@ import (
 )
 
 const (
-	// WrappedKeysPrefix has the wrapped keys of all repositories and clusters.
+	// WrappedKeysPrefix has all wrapped keys.
 	WrappedKeysPrefix = HoldfastPrefix + "keys/"
-	// MaxWrappedKeyBytes bounds a WrappedKey that is read.
+	// MaxWrappedKeyBytes bounds a WrappedKey.
 	MaxWrappedKeyBytes = 64 << 10
 
 	wrappedKeyKind           = "WrappedRepositoryKey"
 	wrappedEncryptionKeyKind = "WrappedEncryptionKey"
-	// encryptionKeyFolder is no name of a namespace.
+	// encryptionKeyFolder can't be a namespace.
 	encryptionKeyFolder = "encryption.key"
 
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
-// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted
-// for recovery keys whose private halves are outside the cluster. Its cluster signs it, since anyone
-// with a recovery key could encrypt.
+// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups, encrypted for
+// recovery keys, whose private halves are outside the cluster. Its cluster signs it, since a recovery
+// key suffices to encrypt.
 type WrappedKey struct {
-	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
+	// ClusterUID and PublicKey are the signer's, for the reader to judge.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's
-	// namespace, and empty for the keys that decrypt backups.
+	// Location is the storage location in that cluster. VolumeNamespace is the repository's, or "".
 	Location, VolumeNamespace string
 	Fingerprint               string
 	RecoveryKeys              []string
@@ -68,7 +67,7 @@ type storedWrappedKeySpec struct {
 
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// DecryptsBackups reports whether it has the keys that decrypt a cluster's backups.
+// DecryptsBackups reports whether it has keys that decrypt backups.
 func (w WrappedKey) DecryptsBackups() bool { return w.VolumeNamespace == "" }
 
 func (w WrappedKey) kind() string {
@@ -78,8 +77,7 @@ func (w WrappedKey) kind() string {
 	return wrappedKeyKind
 }
 
-// Key returns the key in the store: one for each cluster, repository, its key, and set of recovery
-// keys.
+// Key returns the key in the store, by cluster, repository, its key, and recovery keys.
 func (w WrappedKey) Key() string {
 	folder := cmp.Or(w.VolumeNamespace, encryptionKeyFolder)
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(w.RecoveryKeys)), "\n")))
@@ -100,7 +98,7 @@ func (w WrappedKey) validate() error {
 	return nil
 }
 
-// EncodeWrappedKey encodes a wrapped key, signed by the cluster.
+// EncodeWrappedKey encodes and signs a wrapped key.
 func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	if cluster.Key == nil {
 		return nil, errors.New("the cluster has no key to sign with")
@@ -135,7 +133,7 @@ func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// DecodeWrappedKey reads the object at key. It fails for a wrong signature or key.
+// DecodeWrappedKey fails for a wrong signature or key.
 func DecodeWrappedKey(key string, data []byte) (*WrappedKey, error) {
 	if len(data) > MaxWrappedKeyBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxWrappedKeyBytes)

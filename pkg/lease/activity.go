@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Activity is the observed work of the nodes' agents. Backups and restores share an agent's slots.
-// The zero value is empty. It is safe for concurrent use.
+// Activity is the observed work of the nodes' agents, with slots for backups and restores. The zero
+// value is empty. It is safe for concurrent use.
 type Activity struct {
 	mu    sync.Mutex
 	nodes map[string]*activity
@@ -23,8 +23,8 @@ type activity struct {
 	inProgress sets.Set[types.UID]
 }
 
-// Saw records an agent's work: whether it is in progress, false for a deleted record, and whether
-// its phase changed.
+// Saw records an agent's work: whether it is in progress, false for a deleted record, and a change of
+// its phase.
 func (a *Activity) Saw(node string, record types.UID, inProgress, changed bool, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -46,8 +46,8 @@ func (a *Activity) Saw(node string, record types.UID, inProgress, changed bool, 
 	}
 }
 
-// Idle returns for how long, at most since a time, a node's agent has not begun or ended any work,
-// and whether some is in progress.
+// Idle returns for how long, at most since a time, a node's agent has neither begun nor ended work, and
+// whether it works.
 func (a *Activity) Idle(node string, since, now time.Time) (idle time.Duration, busy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -19,7 +19,6 @@ import (
 
 const (
 	agentRenewInterval = 20 * time.Second
-	// agentRenewDeadline is how long an agent works without a renewal.
 	agentRenewDeadline = 90 * time.Second
 	agentLeaseDuration = 2 * time.Minute
 
@@ -27,23 +26,21 @@ const (
 	agentRole = "node-agent"
 )
 
-// StatusAnnotation has an agent's status on its Lease, which saves an object and writes.
+// StatusAnnotation has an agent's status on its Lease, to save writes.
 const StatusAnnotation = "holdfast.io/agent-status"
 
-// AgentLabels select the Leases of the node agents.
+// AgentLabels select the agents' Leases.
 const AgentLabels = label + "=" + agentRole
 
-// AgentLease is the name of the Lease of a node's agent.
+// AgentLease returns the name of an agent's Lease.
 func AgentLease(node string) string {
 	return "holdfast-node-agent-" + enginev1alpha1.NodeLabel(node)
 }
 
-// HoldNode holds the Lease of a node's agent during work, and returns after its end. The former
-// holder loses it at once. The work's context ends with ctx, or when the Lease is lost: then the
-// error is ErrLost.
-//
-// Renewals write the result of status to StatusAnnotation; changes are written at most every 10 s.
-// status is called often, from one goroutine at a time.
+// HoldNode holds the Lease of a node's agent during work, and returns after it. The former holder loses
+// it at once. The work's context ends with ctx, or with the Lease: then the error is ErrLost. Renewals
+// write status to StatusAnnotation, changes at most every 10 s. status is called often, never
+// concurrently.
 func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, status func() string, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: AgentLease(node), identity: identity, duration: agentLeaseDuration,

@@ -26,16 +26,15 @@ const (
 	DefaultAgentTimeout = 5 * time.Minute
 	// MinAgentTimeout lets an agent without connection stop.
 	MinAgentTimeout = 2 * time.Minute
-	// HungAfter is how long an agent's work on a volume may take to stop before it is given up; it
-	// may continue when its mount answers.
-	HungAfter = 2 * time.Minute
-	newNode   = 10 * time.Second
-	// forgetAgents is the age at which an agent's Lease is deleted.
+	// HungAfter is how long an agent's work on a volume may take to stop before it is given up; it may
+	// continue later.
+	HungAfter    = 2 * time.Minute
+	newNode      = 10 * time.Second
 	forgetAgents = time.Hour
 )
 
-// Agents knows which nodes have an agent, from informers, and the work that it is shown. It is safe
-// for concurrent use.
+// Agents knows the nodes' agents from informers, and the work shown to it. It is safe for concurrent
+// use.
 type Agents struct {
 	Activity
 	clock  clock.Clock
@@ -43,19 +42,17 @@ type Agents struct {
 	nodes  cache.Store
 	synced []cache.InformerSynced
 
-	mu sync.Mutex
-	// seen has the last observed change of each agent's Lease, by name.
+	mu      sync.Mutex
 	seen    map[string]agent
 	removed []func()
 }
 
-// agent is the last observed change of an agent's Lease, and the limit that the agent tells there; 0 is none.
 type agent struct {
 	sighting
 	limit int
 }
 
-// NewAgents returns Agents for the Leases with AgentLabels of the system namespace, and the nodes.
+// NewAgents takes the Leases with AgentLabels of the system namespace, and the nodes.
 func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Agents, error) {
 	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]agent{}}
 	ofLeases, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -73,7 +70,7 @@ func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Age
 	return a, nil
 }
 
-// HasSynced reports whether it is known which nodes and agents there are.
+// HasSynced reports whether nodes and agents are known.
 func (a *Agents) HasSynced() bool {
 	for _, synced := range a.synced {
 		if !synced() {
@@ -83,7 +80,7 @@ func (a *Agents) HasSynced() bool {
 	return true
 }
 
-// OnNodeRemoved has a function called whenever a node is gone.
+// OnNodeRemoved registers a function for each removed node.
 func (a *Agents) OnNodeRemoved(call func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,8 +108,8 @@ func (a *Agents) renewed(obj any) {
 	}
 }
 
-// limitOf returns how many volumes an agent moves at once, 0 if its status does not tell. The API server
-// shows a status that can't be read.
+// limitOf returns how many volumes an agent moves at once, or 0. The API server shows an unreadable
+// status.
 func limitOf(lease *coordinationv1.Lease) int {
 	var status v1alpha1.NodeAgentStatus
 	if err := json.Unmarshal([]byte(lease.Annotations[StatusAnnotation]), &status); err != nil {
@@ -121,7 +118,7 @@ func limitOf(lease *coordinationv1.Lease) int {
 	return int(status.Limit)
 }
 
-// Limits returns how many volumes each living agent moves at once, 0 if it has not told yet.
+// Limits returns how many volumes each living agent moves at once, or 0.
 func (a *Agents) Limits() (limits []int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -135,8 +132,8 @@ func (a *Agents) Limits() (limits []int) {
 
 func (a *Agents) lives(seen agent) bool { return a.clock.Since(seen.at) < agentLeaseDuration }
 
-// Absence returns for how long a node's agent has shown no sign of life, at most since a time and
-// the start of this process. After MinAgentTimeout it has stopped its work.
+// Absence returns for how long a node's agent has shown no sign of life, at most since a time and this
+// process's start. After MinAgentTimeout its work has stopped.
 func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -149,13 +146,13 @@ func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	return a.clock.Since(since)
 }
 
-// NodeGone reports whether the node does not exist, given when it was last mentioned.
+// NodeGone reports whether the node is missing, given its last mention.
 func (a *Agents) NodeGone(node string, since time.Time) bool {
 	_, exists, err := a.nodes.GetByKey(node)
 	return err == nil && !exists && a.clock.Since(since) >= newNode
 }
 
-// Nodes counts the nodes with an agent, and those without.
+// Nodes counts the nodes with and without an agent.
 func (a *Agents) Nodes() (with, without int) {
 	for _, obj := range a.nodes.List() {
 		node, err := meta.Accessor(obj)
@@ -174,7 +171,7 @@ func (a *Agents) Nodes() (with, without int) {
 	return with, without
 }
 
-// Run removes the Leases of agents that are long gone, until ctx ends.
+// Run removes old agents' Leases, until ctx ends.
 func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterface) {
 	for {
 		select {

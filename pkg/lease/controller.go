@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// LeaderLease is the name of the controller's Lease.
+	// LeaderLease is the controller's Lease.
 	LeaderLease = "holdfast-controller"
-	// LeaderDuration is how long an unchanged Lease of the controller is respected.
+	// LeaderDuration is how long an unchanged controller's Lease is respected.
 	LeaderDuration = 15 * time.Second
 	renewInterval  = 2 * time.Second
-	// renewDeadline is how long the leader works without a renewal.
-	renewDeadline = 10 * time.Second
+	renewDeadline  = 10 * time.Second
 )
 
 // Lead waits until no other controller leads, and holds the Lease during work. It returns after the
-// work, or when ctx ends before. The work's context ends with ctx, or when the Lease is lost: then
-// the error is ErrLost.
+// work, or when ctx ends before. The work's context ends with ctx, or with the Lease: then the error is
+// ErrLost.
 func Lead(ctx context.Context, client coordinationclient.LeaseInterface, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: LeaderLease, identity: identity, duration: LeaderDuration,
@@ -33,7 +32,7 @@ func Lead(ctx context.Context, client coordinationclient.LeaseInterface, identit
 	return l.lead(ctx, renewInterval, work)
 }
 
-// Leads asks the cluster whether a process leads. An error is ErrLost, or that there was no answer.
+// Leads asks the cluster whether a process leads. It fails with ErrLost, or without an answer.
 func Leads(ctx context.Context, client coordinationclient.LeaseInterface, identity string) error {
 	current, err := (&lease{client: client, name: LeaderLease}).read(ctx)
 	switch {

@@ -15,21 +15,18 @@ import (
 )
 
 const (
-	// exclusiveDuration is how long an unchanged Lease is respected.
 	exclusiveDuration = 60 * time.Second
-	// exclusiveInterval is the time between renewals: short work needs none.
+	// exclusiveInterval is long: short work needs no renewal.
 	exclusiveInterval = 20 * time.Second
-	// exclusiveDeadline is how long the work goes on without a renewal.
 	exclusiveDeadline = 45 * time.Second
 	exclusiveLook     = 5 * time.Second
 )
 
-// ErrHeld says that another process is at the same work.
+// ErrHeld means that another process works.
 var ErrHeld = errors.New("another process is at it")
 
-// Exclusively works while it holds a Lease, and returns after the work. If a live process holds it,
-// the error is ErrHeld; a dead one's is taken after a minute without change. The work's context
-// ends with ctx, or when the Lease is lost: then the error is ErrLost.
+// Exclusively works while it holds a Lease, and returns after the work. A live holder causes ErrHeld; a
+// dead one's Lease is taken after a minute without change. The work's context ends as in Lead.
 func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, name, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: name, identity: identity, duration: exclusiveDuration,

@@ -5,8 +5,8 @@ package lease
 
 import "net/http"
 
-// Fence sends no request once this process may count as dead: after a pause it would act on old
-// work. Requests in flight still arrive. The requests' contexts come from Lead.
+// Fence sends no request once this process may count as dead: after a pause it would act on old work.
+// Requests in flight still arrive. Their contexts come from Lead.
 func Fence(next http.RoundTripper) http.RoundTripper { return fenced{next} }
 
 type fenced struct{ http.RoundTripper }

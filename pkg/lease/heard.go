@@ -13,22 +13,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// unheardAfter is how long no controller may be heard before that is reported: longer than a
-// takeover.
+// unheardAfter is longer than a takeover.
 const unheardAfter = LeaderDuration + 5*time.Second
 
-// LeaderWatch knows since when no controller was heard, from the Lease LeaderLease. It does not compare
-// clocks of processes. It is safe for concurrent use.
+// LeaderWatch knows from LeaderLease since when no controller was heard, without comparing processes'
+// clocks. It is safe for concurrent use.
 type LeaderWatch struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
-	mu sync.Mutex
-	// seen is the last observed change of the Lease, or the start of this process.
+	mu   sync.Mutex
 	seen sighting
 }
 
-// NewLeaderWatch returns a LeaderWatch that sees the Lease by an informer.
+// NewLeaderWatch returns a LeaderWatch on an informer.
 func NewLeaderWatch(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*LeaderWatch, error) {
 	l := &LeaderWatch{clock: clock, seen: sighting{at: clock.Now()}}
 	registration, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -54,8 +52,8 @@ func (l *LeaderWatch) changed(obj any) {
 	}
 }
 
-// Unheard returns since when no controller was heard, and a sentence why runs wait; zero while one
-// is heard or that is unknown.
+// Unheard returns since when no controller was heard, if known, and a sentence why runs wait; else
+// zero.
 func (l *LeaderWatch) Unheard() (since time.Time, message string) {
 	if !l.synced() {
 		return time.Time{}, ""

@@ -2,19 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package lease tells by Leases whether a process may still work: the controller, a node's agent, a
-// repository's maintenance, the serving replica of the API server. docs/design/fences.md lists what
-// depends on it.
+// repository's maintenance, the serving replica of the API server. See docs/design/fences.md.
 //
-//  1. A process stops when its deadline has passed without a renewal. Another takes a Lease that it
-//     has seen unchanged for longer, by an update of that version.
-//  2. A process gives its Lease back after its work, Lasting work included, so the next need not
-//     wait.
+//  1. A process stops when its deadline has passed without a renewal. Another takes a Lease that it has
+//     seen unchanged for longer, by an update of that version.
+//  2. A process gives its Lease back after its work, also Lasting work.
 //  3. A process never renews or recreates a lost Lease.
 //
-// Only durations are compared, by the monotonic and the wall clock, since the former stops in a
-// sleeping machine; a jump of the wall clock by the deadline stops a process needlessly. It checks
-// every 250 ms; Holds checks at once, Leads asks the cluster. A manual deletion lets two work until
-// the next renewal.
+// Only durations are compared, by the monotonic and the wall clock: the former stops in a sleeping
+// machine. A jump of the latter stops a process needlessly. A process checks every 250 ms; Holds
+// checks at once, Leads asks the cluster. After a manual deletion, two work until the next renewal.
 package lease
 
 import (
@@ -37,26 +34,23 @@ import (
 
 const (
 	tryTimeout = 10 * time.Second
-	// lookInterval is how often a process checks whether it has slept.
-	lookInterval = 250 * time.Millisecond
-	// statusInterval is the minimum time between writes of a status.
+	// lookInterval bounds work after the machine has slept.
+	lookInterval   = 250 * time.Millisecond
 	statusInterval = 10 * time.Second
 )
 
-// ErrLost means that another process may work by now.
+// ErrLost means that another process may work now.
 var ErrLost = errors.New("lost the Lease of this process; start again")
 
 type lease struct {
-	client         coordinationclient.LeaseInterface
-	name, identity string
-	labels         map[string]string
-	// duration is how long others respect the unchanged Lease.
-	duration time.Duration
-	// interval is the time between renewals, deadline how long the process works without one.
+	client             coordinationclient.LeaseInterface
+	name, identity     string
+	labels             map[string]string
+	duration           time.Duration
 	interval, deadline time.Duration
 	// remade recreates a deleted Lease.
 	remade bool
-	// stays keeps a Lease that is given back, without holder.
+	// stays keeps the Lease, without holder.
 	stays bool
 	// annotate changes the Lease before each write; may be nil.
 	annotate func(*coordinationv1.Lease)
@@ -71,7 +65,6 @@ type lease struct {
 	renewed atomic.Pointer[time.Time]
 }
 
-// sighting is when a version of a Lease was first seen.
 type sighting struct {
 	uid     types.UID
 	version string
@@ -82,7 +75,6 @@ func (s sighting) is(lease *coordinationv1.Lease) bool {
 	return s.uid == lease.UID && s.version == lease.ResourceVersion
 }
 
-// take takes the Lease in the read version, or creates a missing one.
 func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now time.Time) error {
 	changed := current.DeepCopy()
 	if changed == nil {
@@ -95,7 +87,7 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 		l.annotate(changed)
 	}
 	at, seconds := metav1.NewMicroTime(now), int32(l.duration/time.Second)
-	// As client-go counts them, so that people and tools see how often the holder changes.
+	// As in client-go, to show changes of the holder.
 	transitions := ptr.Deref(changed.Spec.LeaseTransitions, 0)
 	if current != nil && !isHolder(current, l.identity) {
 		transitions++
@@ -125,8 +117,7 @@ func isHolder(lease *coordinationv1.Lease, identity string) bool {
 	return lease != nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity == identity
 }
 
-// hold holds a taken Lease during work, and returns after it. The work's context ends with ctx, or
-// when the Lease is lost: then the error is ErrLost.
+// hold holds a taken Lease during work, and returns after it. The work's context ends as in Lead.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
 	l.renewed.Store(&taken)
 	lost, lose := context.WithCancelCause(context.Background())
@@ -134,7 +125,7 @@ func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Con
 	l.lost = lost
 	working, stop := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l))
 	defer stop(nil)
-	// Renewals go on until the work has stopped.
+	// Renewals continue until the work has stopped.
 	renewing, ended := context.WithCancel(context.WithoutCancel(ctx))
 	defer ended()
 	var holder sync.WaitGroup
@@ -160,7 +151,6 @@ func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Con
 	return err
 }
 
-// keep renews the Lease until ctx ends. An error means that it is lost.
 func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 	tried := renewed
 	for {
@@ -169,7 +159,7 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 			return nil
 		case <-l.clock.After(lookInterval):
 		}
-		// The time of sending counts, since a request may be delayed.
+		// Sending counts, since a request may be delayed.
 		sent := l.clock.Now()
 		age := elapsed(renewed, sent)
 		if age >= l.deadline {
@@ -200,8 +190,8 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 
 type leaseKey struct{}
 
-// Holds reports whether the Lease of a work's context is still valid by this process's clock, also
-// right after a pause. It is true without a Lease.
+// Holds reports whether the Lease of a work's context is valid now by this process's clock, also after
+// a pause. It is true without a Lease.
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
 	return !ok || l.isValid()
@@ -212,7 +202,7 @@ func (l *lease) isValid() bool {
 	return renewed != nil && elapsed(*renewed, l.clock.Now()) < l.deadline
 }
 
-// Predecessor is the process that has led before this one.
+// Predecessor is the process that led before.
 type Predecessor struct {
 	// Identity is empty if there was none, or it gave the Lease back.
 	Identity string
@@ -220,7 +210,7 @@ type Predecessor struct {
 	Renewed time.Time
 }
 
-// Before returns the leader before the process that works with ctx.
+// Before returns the predecessor of the process that works with ctx.
 func Before(ctx context.Context) Predecessor {
 	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
 		return l.before
@@ -228,9 +218,8 @@ func Before(ctx context.Context) Predecessor {
 	return Predecessor{}
 }
 
-// Lasting returns a context for work that is nearly done: it ends later than ctx by longer, but at
-// once when the Lease is lost. The Lease is not given back before, so no other process has begun.
-// The caller cancels it.
+// Lasting returns a context that outlasts ctx by longer, but ends with the Lease, which is given back
+// later. So no other process has begun. The caller cancels it.
 func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}
@@ -245,7 +234,6 @@ func Lasting(ctx context.Context, longer time.Duration) (context.Context, contex
 	}
 }
 
-// elapsed returns the longer of the durations by the monotonic and the wall clock.
 func elapsed(since, now time.Time) time.Duration {
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
@@ -276,7 +264,6 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	return l.take(ctx, current, now)
 }
 
-// giveBack deletes the Lease, or takes its holder away, unless another process has it.
 func (l *lease) giveBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -301,7 +288,7 @@ func (l *lease) giveBack(ctx context.Context) error {
 	return err
 }
 
-// lead waits until the Lease is free, and holds it during work. It looks once in every poll.
+// lead waits for a free Lease, looking once in every poll, and holds it during work.
 func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.Context) error) error {
 	var seen sighting
 	for {
@@ -323,7 +310,6 @@ func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.
 	}
 }
 
-// campaign takes a free Lease: without holder, or unchanged for its duration.
 func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (taken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -331,7 +317,7 @@ func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (ta
 	if err != nil {
 		return false, err
 	}
-	// This process may hold it already, after a lost answer.
+	// A lost answer may have made this process the holder.
 	if current != nil && current.Spec.HolderIdentity != nil && !isHolder(current, "") && !isHolder(current, l.identity) {
 		if !seen.is(current) {
 			*seen = sighting{uid: current.UID, version: current.ResourceVersion, at: now}

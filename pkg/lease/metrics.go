@@ -17,7 +17,7 @@ type collector struct {
 	agents *Agents
 }
 
-// RegisterMetrics has the nodes counted in the metrics of this process.
+// RegisterMetrics adds the counts of nodes to the metrics.
 func (a *Agents) RegisterMetrics() {
 	legacyregistry.CustomMustRegister(&collector{agents: a})
 }

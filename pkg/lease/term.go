@@ -21,55 +21,51 @@ const (
 	// TermDuration is how long replicas respect an unchanged Lease. A dead replica is replaced within
 	// that time and twice RetryPeriod.
 	TermDuration = 13 * time.Second
-	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no
-	// term. The 2 s until TermDuration cover delays and clocks of different speed.
+	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no term.
+	// The 2 s until TermDuration cover delays and different clocks.
 	Validity = 11 * time.Second
 	// RenewPeriod is the time between renewals, each a write even in an idle cluster.
 	RenewPeriod = 2 * time.Second
 	// RetryPeriod is how often a candidate reads the Lease.
 	RetryPeriod = 500 * time.Millisecond
 
-	// drainLimit bounds the wait for admitted requests at the end of a term.
 	drainLimit = 2 * time.Second
 
-	// ceilingAnnotation exceeds every version that the holder may issue before its next renewal.
+	// ceilingAnnotation exceeds all versions issued before the next renewal.
 	ceilingAnnotation = "holdfast.io/versions-below"
-	// headroom exceeds what can be issued within Validity.
+	// headroom exceeds what Validity allows to issue.
 	headroom = 1 << 26
 )
 
-// ElectionConfig is what an Election needs.
+// ElectionConfig has an Election's settings.
 type ElectionConfig struct {
 	Leases coordinationclient.LeaseInterface
 	Name   string
-	// Identity is this process's. A restarted process needs another.
+	// Identity is this process's. A restart needs another.
 	Identity string
 	Clock    clock.WithDelayedExecution
 	Issued   func() uint64
-	// Begin is called at the start of a term, before any request: the replica must issue no version
-	// below the given one.
+	// Begin is called before a term's requests: no lower version may be issued.
 	Begin func(version uint64)
-	// Lead is called in a term, with a context that ends with it. May be nil.
+	// Lead, if not nil, is called in a term, with its context.
 	Lead func(ctx context.Context, term *Term)
 }
 
 // Election makes one of several replicas serve, for a Term.
 //
-//  1. At most one replica admits requests and writes answers: for Validity after it sent its last
-//     successful renewal.
+//  1. At most one replica admits requests and writes answers: for Validity after it sent its last renewal.
 //  2. A paused replica notices: each request and each piece of an answer checks the clocks.
 //  3. A stopping replica admits none, waits for the admitted ones, and gives the Lease back.
-//  4. Versions of a term exceed all earlier ones: an annotation of the Lease is above all issued
-//     versions, and a new term begins there, or at its clock.
+//  4. Versions of a term exceed all earlier ones: an annotation of the Lease does, too.
 //
-// A manual change of the Lease lets two serve until the next renewal; after a deletion only clocks
-// separate the versions.
+// After a manual change of the Lease, two may serve until the next renewal; after a deletion only
+// clocks separate the versions.
 type Election struct {
 	config  ElectionConfig
 	current atomic.Pointer[Term]
 }
 
-// NewElection returns an Election in which the replica does not take part yet.
+// NewElection returns an Election, before it takes part.
 func NewElection(config ElectionConfig) *Election { return &Election{config: config} }
 
 // Enter admits a request, if this replica serves; the caller then calls Leave.
@@ -95,7 +91,6 @@ func (e *Election) Run(ctx context.Context) {
 	}
 }
 
-// serve serves a term: until working ends, because of ctx or since the Lease is lost.
 func (e *Election) serve(ctx, working context.Context, term *Term) {
 	logger := klog.FromContext(ctx)
 	defer term.end()
@@ -122,8 +117,7 @@ func (e *Election) serve(ctx, working context.Context, term *Term) {
 type Term struct {
 	*lease
 	issued func() uint64
-	// first is the first version of the term, once it has begun.
-	first uint64
+	first  uint64
 
 	mu      sync.Mutex
 	isOpen  bool
@@ -142,7 +136,7 @@ func newTerm(config ElectionConfig) *Term {
 	return t
 }
 
-// annotate sets the ceiling of the term's versions. Until the Lease is held it chooses the first.
+// annotate sets the ceiling of versions. Until the Lease is held it chooses the first.
 func (t *Term) annotate(lease *coordinationv1.Lease) {
 	issued := t.issued()
 	if t.held == nil {
@@ -159,13 +153,13 @@ func ceiling(lease *coordinationv1.Lease) uint64 {
 	return version
 }
 
-// versionAt is the first version of a log that begins at a time (pkg/registry/logstore).
+// versionAt returns the first version of a log that begins at a time (pkg/registry/logstore).
 func versionAt(seconds int64) uint64 { return uint64(max(seconds, 0)) << 20 }
 
 // Holds reports whether this replica may write an answer now.
 func (t *Term) Holds() bool { return !isClosed(t.ended) && t.isValid() }
 
-// Closing is closed before the end of the term: long requests should leave.
+// Closing is closed before the term ends: long requests should leave.
 func (t *Term) Closing() <-chan struct{} { return t.closing }
 
 // Leave takes back one Enter.

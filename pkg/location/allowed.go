@@ -16,11 +16,11 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// ErrNotAllowed: the backups, schedules and restores of a namespace may not use a location.
+// ErrNotAllowed: a namespace's backups, schedules and restores may not use a location.
 var ErrNotAllowed = errors.New("the storage location is not for this namespace")
 
-// Allowed returns nil or ErrNotAllowed for the backups, schedules and restores of a namespace.
-// labelsOf reads the namespace's labels, if the location needs them.
+// Allowed returns nil or ErrNotAllowed. labelsOf reads the namespace's labels, if the location needs
+// them.
 func Allowed(ctx context.Context, location *enginev1alpha1.StorageLocation, namespace string, labelsOf func(ctx context.Context, namespace string) (map[string]string, error)) error {
 	if namespace == location.Namespace {
 		return nil // the administrators'
@@ -52,7 +52,7 @@ func Allowed(ctx context.Context, location *enginev1alpha1.StorageLocation, name
 	return nil
 }
 
-// LabelsOf reads the labels of a namespace as they are now.
+// LabelsOf reads a namespace's present labels.
 func LabelsOf(client corev1client.NamespacesGetter) func(ctx context.Context, namespace string) (map[string]string, error) {
 	return func(ctx context.Context, name string) (map[string]string, error) {
 		namespace, err := client.Namespaces().Get(ctx, name, metav1.GetOptions{})

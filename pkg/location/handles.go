@@ -10,10 +10,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// TrustsHandles reports whether a backup in a location may name any snapshot of the cluster's storage: this
-// cluster, with its uid and keys, has signed the names, or a cluster that the location trusts with all
-// namespaces; or the location's administrator trusts each of its writers. Trust with some namespaces is no
-// trust with the volumes of others. sealed says that the signature covers the names.
+// TrustsHandles reports whether a backup in a location may name any snapshot of the cluster's storage.
+// This cluster (by its uid and keys), or one that the location trusts with all namespaces, must have
+// signed the names; or the location's administrator trusts each writer. sealed says that the signature
+// covers the names.
 func TrustsHandles(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, clusterUID string, keys []string, sealed bool) bool {
 	switch {
 	case location.Spec.TrustSnapshotHandles:

@@ -15,20 +15,20 @@ import (
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 )
 
-// Records reads the StorageLocations of the system namespace from the cluster.
+// Records reads the system namespace's StorageLocations from the cluster.
 type Records interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
 	List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.StorageLocationList, error)
 }
 
-// Known finds StorageLocations in an informer, and asks the cluster for missing ones: a client that
-// creates a location and then a backup may be faster than the informer.
+// Known asks the cluster for StorageLocations that the informer lacks: a client that creates a location
+// and then a backup may be faster.
 type Known struct {
 	Lister enginelisters.StorageLocationNamespaceLister
 	Live   Records
 }
 
-// Get returns a location. The error is NotFound if there is none.
+// Get returns a location, or fails with NotFound.
 func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLocation, error) {
 	found, err := k.Lister.Get(name)
 	if !apierrors.IsNotFound(err) || len(validation.NameIsDNSSubdomain(name, false)) > 0 {
@@ -37,8 +37,7 @@ func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLoc
 	return k.Live.Get(ctx, name, metav1.GetOptions{})
 }
 
-// Defaults returns the sorted names of Holdfast's default locations. It asks the cluster if the
-// informer knows none.
+// Defaults returns the sorted names of Holdfast's default locations, if need be from the cluster.
 func (k Known) Defaults(ctx context.Context) ([]string, error) {
 	cached, err := k.Lister.List(labels.Everything())
 	if err != nil {

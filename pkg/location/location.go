@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package location opens the store of a StorageLocation with its credentials.
+// Package location opens a StorageLocation's store with its credentials.
 package location
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoCredentials: the Secret that a storage location names does not exist.
+// ErrNoCredentials: a storage location's Secret does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
 // ErrForeign: the store is not one of Holdfast's.
@@ -29,20 +29,18 @@ var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no back
 
 const verifyTimeout = 30 * time.Second
 
-// IsFinal reports whether a backup or restore can't use its location: repetition is in vain, others
-// may use it.
+// IsFinal reports whether a backup or restore can never use its location, though others may.
 func IsFinal(err error) bool {
 	return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) || errors.Is(err, store.ErrAsOf)
 }
 
-// Secrets reads the Secrets of one namespace: here the one with the credentials. The client
-// of a namespace does.
+// Secrets reads the Secrets of one namespace, such as the credentials.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Open opens the store of a location with Holdfast's backups; others fail with ErrForeign. The
-// caller closes it.
+// Open opens the store of a location with Holdfast's backups; others fail with ErrForeign. The caller
+// closes it.
 func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	if err := own(location); err != nil {
 		return nil, err
@@ -50,8 +48,8 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.Storage
 	return OpenAny(ctx, secrets, location)
 }
 
-// OpenAny opens the store of a location in any format. It fails with store.ErrOther if the store's
-// id is not the status's. It follows changes of the Secret. The caller closes it.
+// OpenAny opens a location's store in any format, and follows changes of the Secret. It fails with
+// store.ErrOther if the store's id is not the status's. The caller closes it.
 func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	bucket, err := OpenUnverified(ctx, secrets, location)
 	if err != nil || location.Status.StoreID == "" || location.Spec.IsLonghorn() {
@@ -76,8 +74,7 @@ func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alph
 	})
 }
 
-// CheckClock fails with store.ErrClock if the clock differs from the store's: then removals by age
-// are unsafe.
+// CheckClock fails with store.ErrClock if the clocks differ: then removals by age are unsafe.
 func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation, clock clock.PassiveClock) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
@@ -117,8 +114,8 @@ func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	return string(settings), nil
 }
 
-// Credentials returns the content of the location's Secret; nil without one. It fails like Open for
-// foreign stores.
+// Credentials returns the location's Secret's content; nil without one. It fails like Open for foreign
+// stores.
 func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
 	if err := own(location); err != nil {
 		return nil, err

@@ -15,37 +15,36 @@ import (
 )
 
 const (
-	// MaxConfigBytes bounds a file, without the blocks that it names.
+	// MaxConfigBytes bounds a file, without its blocks.
 	MaxConfigBytes = 256 << 10
 	// Labels are users' text of any length.
 	maxLabels = 256
-	// DefaultBlockBytes is the block size if a backup does not state it.
+	// DefaultBlockBytes is the default block size.
 	DefaultBlockBytes = 2 << 20
 )
 
 // Volume is the content of volume.cfg.
 type Volume struct {
 	Name string
-	// SizeBytes, Labels and the fields from StorageClass on are of the newest finished backup;
-	// Created is the begin of the first.
+	// SizeBytes, Labels and the fields from StorageClass on are the newest finished backup's; Created
+	// is the first's.
 	SizeBytes int64
 	Labels    map[string]string
 	Created   time.Time
-	// LastBackup may be empty or wrong although there are backups.
+	// LastBackup may be empty or wrong despite backups.
 	LastBackup, LastBackupAt string
-	// Blocks is about the number of blocks in use.
+	// Blocks is about the number of used blocks.
 	Blocks                             int64
 	Compression, DataEngine            string
 	StorageClass                       string
 	BackingImage, BackingImageChecksum string
 }
 
-// Backup is the content of a backup's file before its blocks.
+// Backup is a backup's file before its blocks.
 type Backup struct {
 	Name, VolumeName, SnapshotName string
 	SnapshotCreated                time.Time
-	// Finished is false for a running or a failed backup; then only the names and Compression are
-	// set.
+	// Finished is false for a running or failed backup, with only the names and Compression.
 	Finished bool
 	Created  time.Time
 	// SizeBytes counts whole blocks with data.
@@ -57,10 +56,10 @@ type Backup struct {
 	snapshotCreatedAt, created string
 }
 
-// Checksum is the hash and the name of a block.
+// Checksum is a block's hash and name.
 type Checksum [32]byte
 
-// BlockBytes is the size of the backup's blocks.
+// BlockBytes returns the block size.
 func (b *Backup) BlockBytes() int64 {
 	if size, err := strconv.ParseInt(b.Parameters["backup-block-size"], 10, 64); err == nil && size > 0 {
 		return size
@@ -68,8 +67,8 @@ func (b *Backup) BlockBytes() int64 {
 	return DefaultBlockBytes
 }
 
-// Claim returns the namespace and name of a volume's claim by its labels. Either may be empty:
-// Longhorn writes them only for some volumes and backups.
+// Claim returns a claim's namespace and name by a volume's labels. Either may be empty: Longhorn writes
+// them only for some volumes and backups.
 func Claim(labels map[string]string) (namespace, claim string) {
 	var status struct {
 		Namespace string `json:"namespace"`
@@ -179,8 +178,8 @@ func ReadBackup(r io.Reader, block func(Checksum) error) (*Backup, error) {
 	return &b, nil
 }
 
-// ReadImage reads a backing image's file, with its blocks if block is not nil, and reports whether
-// it is complete.
+// ReadImage reads a backing image's file, with blocks if block is not nil, and reports whether it is
+// complete.
 func ReadImage(r io.Reader, block func(Checksum) error) (complete bool, err error) {
 	var completed string
 	err = readObject(r, func(key string) any {
@@ -226,8 +225,8 @@ func blocksOf(block func(Checksum) error) func(*json.Decoder) error {
 	}
 }
 
-// readObject reads a JSON object by key into the values that field returns; nil skips a key.
-// blocks, if not nil, reads the key Blocks, which alone is unbounded.
+// readObject reads a JSON object by key into the values of field; nil skips a key. blocks, if not nil,
+// reads the key Blocks, which alone is unbounded.
 func readObject(r io.Reader, field func(key string) any, blocks func(*json.Decoder) error) error {
 	limited := &bounded{r: r, left: MaxConfigBytes}
 	decoder := json.NewDecoder(limited)
@@ -271,7 +270,6 @@ func readObject(r io.Reader, field func(key string) any, blocks func(*json.Decod
 	return nil
 }
 
-// cutShort makes io.EOF an unexpected one.
 func cutShort(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -279,7 +277,7 @@ func cutShort(err error) error {
 	return err
 }
 
-// bounded fails after left bytes; a negative left has no limit.
+// bounded fails after left bytes, unless negative.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -328,7 +326,6 @@ func (q *quoted) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// instant is zero for invalid text.
 func instant(text string) time.Time {
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strconv"
 )
 
-// VolumeEdit is a change of volume.cfg by a deletion. nil keeps a value.
+// VolumeEdit is a deletion's change of volume.cfg. nil keeps a value.
 type VolumeEdit struct {
 	LastBackup, LastBackupAt *string
 	Blocks                   *int64

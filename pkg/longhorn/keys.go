@@ -14,9 +14,9 @@ const (
 	VolumesPrefix     = "backupstore/volumes/"
 	ImagesPrefix      = "backupstore/backing-images/backing-images/"
 	ImageBlocksPrefix = "backupstore/backing-images/blocks/"
-	// SystemBackupsPrefix is the folder of backups of Longhorn's own objects.
+	// SystemBackupsPrefix has backups of Longhorn's own objects.
 	SystemBackupsPrefix = "backupstore/system-backups/"
-	// ImagesVolume is no volume: it has the locks for backing images.
+	// ImagesVolume is no volume: it has the backing images' locks.
 	ImagesVolume = "BACKINGIMAGE"
 )
 
@@ -29,7 +29,7 @@ const (
 	maxNameBytes    = 253
 )
 
-// ValidName reports whether a volume, a backup or an image can have the name.
+// ValidName reports whether a volume, backup or image can have the name.
 func ValidName(name string) bool {
 	if len(name) < 2 || len(name) > maxNameBytes {
 		return false
@@ -46,7 +46,7 @@ func ValidName(name string) bool {
 	return true
 }
 
-// hash is the store's hash: the first half of SHA-512, in hex.
+// hash is the store's hash: half of SHA-512, in hex.
 func hash(text string) string {
 	sum := sha512.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:sha512.Size/2])
@@ -54,31 +54,31 @@ func hash(text string) string {
 
 func spread(hash string) string { return hash[:2] + "/" + hash[2:4] + "/" }
 
-// VolumePrefix is the folder of a volume.
+// VolumePrefix returns a volume's folder.
 func VolumePrefix(volume string) string { return VolumesPrefix + spread(hash(volume)) + volume + "/" }
 
-// VolumeShard returns the first level of a volume's folder, two hex digits.
+// VolumeShard returns a volume's first level of folders, two hex digits.
 func VolumeShard(volume string) string { return hash(volume)[:2] }
 
-// VolumeOf returns the volume of a folder, or false if its name or place is wrong.
+// VolumeOf returns a folder's volume, or false if its name or place is wrong.
 func VolumeOf(folder string) (string, bool) {
 	name := strings.TrimSuffix(folder, "/")
 	name = name[strings.LastIndexByte(name, '/')+1:]
 	return name, ValidName(name) && name != ImagesVolume && VolumePrefix(name) == folder
 }
 
-// VolumeKey says of a volume what is known now.
+// VolumeKey returns the key of a volume's file.
 func VolumeKey(volume string) string { return VolumePrefix(volume) + "volume.cfg" }
 
-// BackupsPrefix is the folder of the backups of a volume.
+// BackupsPrefix returns the folder of a volume's backups.
 func BackupsPrefix(volume string) string { return VolumePrefix(volume) + "backups/" }
 
-// BackupKey is the file of a backup.
+// BackupKey returns the key of a backup's file.
 func BackupKey(volume, backup string) string {
 	return BackupsPrefix(volume) + backupBeginning + backup + configEnd
 }
 
-// BackupOf returns the backup of a key, or false for other keys.
+// BackupOf returns a key's backup, or false.
 func BackupOf(key string) (string, bool) {
 	file := key[strings.LastIndexByte(key, '/')+1:]
 	name, begins := strings.CutPrefix(file, backupBeginning)
@@ -86,10 +86,10 @@ func BackupOf(key string) (string, bool) {
 	return name, begins && ends && ValidName(name)
 }
 
-// BlocksPrefix is the folder of the blocks of a volume.
+// BlocksPrefix returns the folder of a volume's blocks.
 func BlocksPrefix(volume string) string { return VolumePrefix(volume) + "blocks/" }
 
-// ChecksumOf returns the checksum of a block's key, or false for other keys.
+// ChecksumOf returns a block key's checksum, or false.
 func ChecksumOf(key string) (Checksum, bool) {
 	file, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], blockEnd)
 	var c Checksum
@@ -100,23 +100,23 @@ func ChecksumOf(key string) (Checksum, bool) {
 	return c, err == nil
 }
 
-// BlockKey is where a block lies, in the folder of all of them.
+// BlockKey returns a block's key in the folder of all blocks.
 func BlockKey(blocksPrefix string, checksum Checksum) string {
 	name := hex.EncodeToString(checksum[:])
 	return blocksPrefix + spread(name) + name + blockEnd
 }
 
-// LocksPrefix is the folder of the locks of a volume.
+// LocksPrefix returns the folder of a volume's locks.
 func LocksPrefix(volume string) string { return VolumePrefix(volume) + "locks/" }
 
-// LockKey is the file of a lock.
+// LockKey returns the key of a lock's file.
 func LockKey(volume, lock string) string { return LocksPrefix(volume) + lock + lockEnd }
 
-// LockOf returns the lock of a key, or false for other keys.
+// LockOf returns a key's lock, or false.
 func LockOf(key string) (string, bool) {
 	name, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], lockEnd)
 	return name, ends && strings.HasPrefix(name, lockBeginning)
 }
 
-// ImageKey is the file of a backing image.
+// ImageKey returns the key of a backing image's file.
 func ImageKey(image string) string { return ImagesPrefix + image + "/backing-image.cfg" }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// LockType is the purpose of a lock. Locks of one type don't exclude each other.
+// LockType is a lock's purpose. Equal types don't exclude each other.
 type LockType int
 
 const (
@@ -17,9 +17,9 @@ const (
 	LockDeletion LockType = 2
 )
 
-// The protocol of locks, which all writers must follow.
+// The protocol of locks, which all writers follow.
 const (
-	// LockSettles is the wait between writing a lock and looking at others.
+	// LockSettles is the wait after writing a lock, before looking at others.
 	LockSettles = 2 * time.Second
 	// LockRefreshed is the interval of renewals.
 	LockRefreshed = time.Minute
@@ -34,7 +34,7 @@ type Lock struct {
 	Acquired bool
 }
 
-// ReadLock reads the file of a lock.
+// ReadLock reads a lock's file.
 func ReadLock(r io.Reader) (*Lock, error) {
 	var l Lock
 	err := readObject(r, func(key string) any {
@@ -51,7 +51,7 @@ func ReadLock(r io.Reader) (*Lock, error) {
 	return &l, err
 }
 
-// Encode gives the file of the lock.
+// Encode returns the lock's file.
 func (l *Lock) Encode() []byte {
 	data, err := json.Marshal(l)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"iter"
 )
 
-// Sequence yields items in the order of Compare, each identity once. It ends after an error.
+// Sequence yields items in the order of Compare, each identity once, until an error.
 type Sequence = iter.Seq2[*Item, error]
 
-// Sequence yields the items of a manifest in memory.
+// Sequence yields the manifest's items.
 func (m *Manifest) Sequence() Sequence {
 	return func(yield func(*Item, error) bool) {
 		for item := range m.Items() {
@@ -23,12 +23,12 @@ func (m *Manifest) Sequence() Sequence {
 	}
 }
 
-// Pair has the items of one identity in two manifests; one may be nil.
+// Pair has one identity's items in two manifests; one may be nil.
 type Pair struct{ A, B *Item }
 
 var errOrder = fmt.Errorf("%w: its items are not in order", ErrFormat)
 
-// Join yields the identities of both in order, in one pass.
+// Join yields both sides' identities in order, in one pass.
 func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		nextA, stopA := iter.Pull2(ordered(a))
@@ -67,7 +67,6 @@ func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	}
 }
 
-// ordered fails where a sequence is out of order.
 func ordered(sequence Sequence) Sequence {
 	return func(yield func(*Item, error) bool) {
 		var last *Item
@@ -83,8 +82,7 @@ func ordered(sequence Sequence) Sequence {
 	}
 }
 
-// Diff yields the differences: added items are only in b, removed ones only in a, changed ones
-// differ in their checksums.
+// Diff yields items that are only in b (added), only in a (removed), or differ in their checksums.
 func Diff(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		for pair, err := range Join(a, b) {

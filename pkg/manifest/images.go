@@ -16,11 +16,10 @@ var withImages = map[schema.GroupKind]bool{
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// Images are names of images. They are one text, since a restore has all items in memory. In JSON they
-// are a list.
+// Images are names of images: one text, to save a restore's memory, but a list in JSON.
 type Images string
 
-// ImagesOf returns Images with these names.
+// ImagesOf returns the Images of these names.
 func ImagesOf(names []string) Images { return Images(strings.Join(names, "\n")) }
 
 // List returns the names.
@@ -44,11 +43,11 @@ func (i *Images) UnmarshalJSON(encoded []byte) error {
 	return nil
 }
 
-// HasImages reports whether objects of a kind have containers. An item of such a kind without images is
-// shortened, or its manifest was written before images were.
+// HasImages reports whether objects of a kind have containers. Such an item without images is
+// shortened, or of an older manifest.
 func HasImages(gk schema.GroupKind) bool { return withImages[gk] }
 
-// KindsWithImages returns the GroupKinds of an index whose objects have containers, in order.
+// KindsWithImages returns an index's GroupKinds with containers, in order.
 func (x *Index) KindsWithImages() (kinds []string) {
 	for _, kind := range x.Kinds() {
 		parts := strings.Split(kind, "/")
@@ -63,8 +62,8 @@ func (x *Index) KindsWithImages() (kinds []string) {
 	return kinds
 }
 
-// MatchesImage reports whether a word means an image: the image as written, without its tag and digest,
-// without its digest, or without the registry and folders before its name.
+// MatchesImage reports whether a word means an image: as written, or without digest, tag and digest, or
+// registry and folders.
 func MatchesImage(image, word string) bool {
 	for rest, more := image, word != ""; more; {
 		end, matches := strings.CutPrefix(rest, word)

@@ -29,8 +29,7 @@ type Index struct {
 	members []indexEntry
 }
 
-// ReadIndex reads the index of a document of this size, in one read, or two for several million
-// items.
+// ReadIndex reads the index of a document of this size, in one read, or two for several million items.
 func ReadIndex(ctx context.Context, ranges Ranges, size int64) (*Index, error) {
 	if size < footerBytes {
 		return nil, fmt.Errorf("%w: it is cut short", ErrFormat)
@@ -69,8 +68,7 @@ func ReadIndex(ctx context.Context, ranges Ranges, size int64) (*Index, error) {
 	return &Index{ranges, members}, nil
 }
 
-// decodeIndex checks each entry as it comes, so that a forged index takes no more memory than a
-// valid one.
+// decodeIndex checks each entry, so that a forged index takes no more memory than a valid one.
 func decodeIndex(encoded string, end int64) ([]indexEntry, error) {
 	decoder := json.NewDecoder(strings.NewReader(encoded))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('[') {
@@ -95,7 +93,7 @@ func decodeIndex(encoded string, end int64) ([]indexEntry, error) {
 	return members, nil
 }
 
-// Kinds returns the GroupKinds of the items, in order.
+// Kinds returns the items' GroupKinds, in order.
 func (x *Index) Kinds() []string {
 	var kinds []string
 	for _, m := range x.members {
@@ -104,10 +102,10 @@ func (x *Index) Kinds() []string {
 	return slices.Compact(kinds)
 }
 
-// Find reads one item, in one read of about ten kilobytes, or returns nil.
+// Find reads an item, in one read of about ten kilobytes, or returns nil.
 func (x *Index) Find(ctx context.Context, groupKind, namespace, name string) (*Item, error) {
 	key := namespace + "/" + name
-	// The last member that does not begin behind the item.
+	// The last member that begins at or before the item.
 	i := sort.Search(len(x.members), func(i int) bool {
 		return x.members[i].Kind > groupKind || x.members[i].Kind == groupKind && x.members[i].First > key
 	}) - 1
@@ -125,11 +123,10 @@ func (x *Index) Find(ctx context.Context, groupKind, namespace, name string) (*I
 	return nil, nil
 }
 
-// maxGap is how many bytes of other kinds are read to save a read.
+// maxGap bytes of other kinds are read to save a read.
 const maxGap = 256 << 10
 
-// Read yields the items of some kinds, with one in memory, in one read if less than 256 KiB is between
-// the kinds.
+// Read yields the items of some kinds, with one in memory. Kinds within 256 KiB take one read.
 func (x *Index) Read(ctx context.Context, kinds ...string) Sequence {
 	return func(yield func(*Item, error) bool) {
 		for i := 0; i < len(x.members); {
@@ -173,7 +170,7 @@ func (x *Index) read(ctx context.Context, members []indexEntry) Sequence {
 			yield(nil, fmt.Errorf("%w: %w", ErrFormat, err))
 			return
 		}
-		// A member ends with the line that fills it.
+		// The line that fills a member ends it.
 		limited := &io.LimitedReader{R: plain, N: min(MaxBytes, int64(len(members))*(memberBytes+maxLine))}
 		lines := bufio.NewReaderSize(limited, maxLine)
 		for empty := 0; ; {

@@ -4,11 +4,8 @@
 // Package manifest is the graph of a backup's objects: identity, owners, references, reason, and
 // position of the bytes. It is read without the tarball. The types follow Velero's design
 // (design/graph-manifest.md in its repository), which was not built; docs/format.md lists the
-// differences.
-//
-// A manifest is sorted by kind, namespace and name everywhere, so two are compared in one pass and
-// one item is found by three reads. While it is made, an item takes about 80 bytes, and all others
-// 128 MiB and 192 KiB a kind at most: see Writer.
+// differences. It is sorted by kind, namespace and name, so two are compared in one pass and one item
+// is found by three reads.
 package manifest
 
 import (
@@ -21,61 +18,61 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// ItemAlreadyExists says that the manifest has an item with this identity.
+// ItemAlreadyExists means that an item has this identity.
 const ItemAlreadyExists = constantError("the manifest has such an item already")
 
 type constantError string
 
 func (e constantError) Error() string { return string(e) }
 
-// Item is one object of a backup.
+// Item is an object of a backup.
 type Item struct {
 	// APIGroup is empty for the core group; APIVersion is the version alone.
 	APIGroup   string `json:"group,omitempty"`
 	APIVersion string `json:"version"`
 	KindName   string `json:"kind"`
-	// Resource is the kind's name in paths, such as deployments.
+	// Resource is the name in paths, such as deployments.
 	Resource string `json:"resource"`
-	// Namespace is empty for a cluster-scoped object.
+	// Namespace is empty if cluster-scoped.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	UID       string `json:"uid,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"`
-	// Annotations omit those that may hold the object's content.
+	// Annotations omit those with the object's content.
 	Annotations map[string]string `json:"annotations,omitempty"`
 	OwnerUIDs   []string          `json:"owners,omitempty"`
 	// References are objects that it needs or is about, without owning them.
 	References []Reference `json:"references,omitempty"`
-	// Images are the images of a workload's containers. Older manifests have none, see HasImages.
+	// Images are a workload's, but see HasImages.
 	Images Images `json:"images,omitempty"`
 
-	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup,
-	// SHA256 is an HMAC, whose key only the cluster has: see package encryption.
+	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup, SHA256
+	// is an HMAC with the cluster's key: see package encryption.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
 	Place  Place  `json:"place,omitzero"`
-	// Reason says why the object was taken; empty if the spec selects it.
+	// Reason says why the object was taken, unless the spec selects it.
 	Reason string `json:"reason,omitempty"`
-	// Original is a JSON merge patch (RFC 7386) from the stored object to the original.
+	// Original is a JSON merge patch (RFC 7386) from the stored to the original object.
 	Original json.RawMessage `json:"original,omitempty"`
-	// Unannotated is true when annotations are omitted for their size.
+	// Unannotated means that annotations were too large.
 	Unannotated bool `json:"unannotated,omitempty"`
-	// Shortened is true when labels, owners, references and images are omitted too, and perhaps
-	// the original.
+	// Shortened means that labels, owners, references and images are omitted too, and perhaps the
+	// original.
 	Shortened bool `json:"shortened,omitempty"`
 
 	Manifest *Manifest `json:"-"`
 }
 
-// Place is the position of an object's first copy: the gzip member begins at Member bytes of the
-// tarball, and the tar header is Offset bytes into its content.
+// Place is an object's first copy: a gzip member begins Member bytes into the tarball, and the tar
+// header Offset bytes into its content.
 type Place struct {
 	Member int64 `json:"member"`
 	Offset int64 `json:"offset"`
 }
 
-// Reference is another object, by its group, kind and name.
+// Reference is another object.
 type Reference struct {
 	APIGroup  string `json:"group,omitempty"`
 	KindName  string `json:"kind"`
@@ -83,7 +80,7 @@ type Reference struct {
 	Name      string `json:"name"`
 }
 
-// GroupKind is the kind as in the resource list: apps/v1/Deployment, or v1/Pod for the core group.
+// GroupKind returns the kind as in the resource list: apps/v1/Deployment, or v1/Pod in the core group.
 func (i *Item) GroupKind() string {
 	if i.APIGroup == "" {
 		return i.APIVersion + "/" + i.KindName
@@ -94,39 +91,38 @@ func (i *Item) GroupKind() string {
 // key is NAMESPACE/NAME, etcd's order, in which most items come.
 func (i *Item) key() string { return i.Namespace + "/" + i.Name }
 
-// String is the item's identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json. Group and
-// namespace may be empty.
+// String returns the identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json, perhaps with empty
+// parts.
 func (i *Item) String() string {
 	return strings.Join([]string{i.APIGroup, i.Namespace, i.APIVersion, i.KindName, i.Name}, "/") + ".json"
 }
 
-// Compare orders items as a manifest does.
+// Compare orders items as in a manifest.
 func Compare(a, b *Item) int {
 	if a.APIGroup == b.APIGroup && a.APIVersion == b.APIVersion && a.KindName == b.KindName && a.Namespace == b.Namespace {
-		return cmp.Compare(a.Name, b.Name) // the usual case, without making strings
+		return cmp.Compare(a.Name, b.Name) // usual, without making strings
 	}
 	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
 }
 
-// Namespaces are the items of one kind by namespace and name. The namespace is empty for
-// cluster-scoped items.
+// Namespaces are a kind's items by namespace, perhaps "", and name.
 type Namespaces map[string]map[string]*Item
 
 // Manifest is a graph in memory.
 type Manifest struct {
 	Kinds map[string]Namespaces
-	// Index are the items by uid, if they have one.
+	// Index has items by uid, if any.
 	Index map[string]*Item
-	// children are the items by owner's uid.
+	// children are items by their owner's uid.
 	children map[string][]*Item
 }
 
-// New gives an empty manifest.
+// New returns an empty manifest.
 func New() *Manifest {
 	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
 }
 
-// Add adds an item, or returns ItemAlreadyExists if its identity or uid exists.
+// Add adds an item, or fails with ItemAlreadyExists for its identity or uid.
 func (m *Manifest) Add(item *Item) (bool, error) {
 	kind := item.GroupKind()
 	if m.Kinds[kind][item.Namespace][item.Name] != nil || item.UID != "" && m.Index[item.UID] != nil {
@@ -178,7 +174,7 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// Set returns the identities of all items.
+// Set returns all items' identities.
 func (m *Manifest) Set() sets.Set[string] {
 	set := sets.New[string]()
 	for item := range m.Items() {

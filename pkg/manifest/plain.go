@@ -5,9 +5,8 @@ package manifest
 
 import "unicode/utf8"
 
-// decodePlain reads an item as this package writes nearly all: compact ASCII without escapes and
-// without original. It returns false for others, which encoding/json reads. The result is the same,
-// in a sixth of the time.
+// decodePlain reads compact ASCII without escapes and original, as nearly all items, six times as fast
+// as encoding/json and with its result. It is false for others.
 func decodePlain(line []byte) (*Item, bool) {
 	l := plainLine{left: line}
 	item := &Item{}
@@ -56,7 +55,6 @@ func decodePlain(line []byte) (*Item, bool) {
 	return item, !l.failed && len(l.left) == 0
 }
 
-// plainLine is the rest of a line, or nothing once it has failed.
 type plainLine struct {
 	left   []byte
 	failed bool
@@ -94,7 +92,6 @@ func (l *plainLine) fields(one func(name string)) {
 	})
 }
 
-// quoted returns a slice of the line.
 func (l *plainLine) quoted() []byte {
 	l.expect('"')
 	for i, c := range l.left {
@@ -122,7 +119,6 @@ func (l *plainLine) texts(before map[string]string) map[string]string {
 	return texts
 }
 
-// number reads a number of at most 18 digits without sign.
 func (l *plainLine) number() (n int64) {
 	digits := 0
 	for digits < min(len(l.left), 18) && '0' <= l.left[digits] && l.left[digits] <= '9' {

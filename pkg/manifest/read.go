@@ -15,26 +15,26 @@ import (
 )
 
 const (
-	// MaxBytes bounds the decompressed size of a manifest: more than four million items.
+	// MaxBytes bounds a decompressed manifest: over four million items.
 	MaxBytes = 4 << 30
 	maxLine  = 2 * maxItemBytes
 	// maxIndexBytes bounds an index, compressed or not: several million items.
 	maxIndexBytes = 8 << 20
-	// tailBytes is the first read of a document's end. The index of a million items fits.
+	// tailBytes is a document's end that is read first: the index of a million items.
 	tailBytes = 256 << 10
-	// maxEmpty bounds the lines without an item: one in an empty document, or when read from a
-	// kind's second member on.
+	// maxEmpty bounds lines without an item: of an empty document, or if a kind is read from its second
+	// member on.
 	maxEmpty  = 1
 	partBytes = 256 << 10
 )
 
-// ErrFormat says that it is no manifest, or damaged.
+// ErrFormat means no manifest, or a damaged one.
 var ErrFormat = errors.New("it is not a manifest that can be read")
 
 var errEmpty = fmt.Errorf("%w: it has lines without an item", ErrFormat)
 
-// Read yields the items of a document, with one in memory. It fails with ErrFormat for a damaged or
-// cut document, or one larger than MaxBytes.
+// Read yields a document's items, with one in memory. It fails with ErrFormat if the document is
+// damaged, cut, or larger than MaxBytes.
 func Read(r io.Reader) Sequence {
 	return func(yield func(*Item, error) bool) {
 		if err := read(r, func(item *Item) bool { return yield(item, nil) }); err != nil {
@@ -101,7 +101,7 @@ func read(r io.Reader, each func(*Item) bool) error {
 	return nil
 }
 
-// decode reads a line, and returns nil for a separator alone.
+// decode returns nil for a separator alone.
 func decode(line []byte) (*Item, error) {
 	line = bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte(","))
 	if len(line) == 0 {

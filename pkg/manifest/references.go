@@ -19,16 +19,14 @@ import (
 )
 
 // ReferencesOf returns the objects that an object of a known kind needs or is about, without owning
-// them: claims, secrets and config maps of pods, roles of bindings, backends of ingresses. They are
-// sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind
-// are read as the known one.
+// them, such as claims of pods, sorted and unique. Other kinds, and objects that don't decode, have
+// none. All versions of a kind are read as the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
 	references, _ := NeedsOf(gk, namespace, raw)
 	return references
 }
 
-// NeedsOf returns the object's references as ReferencesOf does, and the images of its containers,
-// sorted and unique.
+// NeedsOf returns ReferencesOf, and containers' images, sorted and unique.
 func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Images) {
 	find := finders[gk]
 	if find == nil {
@@ -41,8 +39,8 @@ func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Im
 	return slices.Compact(refs.found), ImagesOf(slices.Compact(refs.images))
 }
 
-// HasReferences reports whether ReferencesOf finds anything in objects of a kind. Of other kinds
-// it needs no more than the metadata.
+// HasReferences reports whether ReferencesOf may find any in a kind, which needs more than the
+// metadata.
 func HasReferences(gk schema.GroupKind) bool { return finders[gk] != nil }
 
 func compareReferences(a, b Reference) int {
@@ -56,7 +54,6 @@ type references struct {
 	images    []string
 }
 
-// image adds an image of a container or a volume.
 func (r *references) image(name string) {
 	if name != "" {
 		r.images = append(r.images, name)
@@ -69,7 +66,6 @@ func (r *references) add(group, kind, namespace, name string) {
 	}
 }
 
-// local adds an object of the core group in the same namespace.
 func (r *references) local(kind, name string) { r.add("", kind, r.namespace, name) }
 
 func of[T any](find func(r *references, object *T)) func(*references, []byte) {
@@ -167,7 +163,7 @@ var finders = map[schema.GroupKind]func(*references, []byte){
 	{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicyBinding"}: of(func(r *references, o *admissionregistrationv1.ValidatingAdmissionPolicyBinding) {
 		r.add("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", "", o.Spec.PolicyName)
 	}),
-	// Their types are in modules of their own, for one field each.
+	// Their modules have little else.
 	{Group: "apiregistration.k8s.io", Kind: "APIService"}: of(func(r *references, o *struct {
 		Spec struct {
 			Service *admissionregistrationv1.ServiceReference `json:"service"`
@@ -254,7 +250,7 @@ func (r *references) volume(volume *corev1.Volume) {
 	}
 }
 
-// inTree adds the secrets of volume types that Kubernetes once had built in.
+// inTree adds the secrets of volume types that were once built in.
 func (r *references) inTree(volume *corev1.Volume) {
 	if source := volume.AzureFile; source != nil {
 		r.local("Secret", source.SecretName)
@@ -279,7 +275,7 @@ func (r *references) inTree(volume *corev1.Volume) {
 	}
 }
 
-// persistentVolume adds a persistent volume's secrets. Without a namespace they are in its claim's.
+// persistentVolume adds secrets, by default in the claim's namespace.
 func (r *references) persistentVolume(spec *corev1.PersistentVolumeSpec) {
 	namespace := ""
 	if spec.ClaimRef != nil {

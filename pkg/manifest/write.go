@@ -16,35 +16,30 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Version is the version of the document.
+// Version is the document's version.
 const Version = 1
 
 const (
-	// memberBytes is about the size of a gzip member, which is read to find one item.
-	memberBytes = 64 << 10
-	// maxItemBytes is the size from which an item is shortened: see Writer.Add.
+	// memberBytes is about a gzip member, which is read to find an item.
+	memberBytes  = 64 << 10
 	maxItemBytes = 32 << 10
-	// tightItemBytes is that size when three quarters of a budget are used.
+	// tightItemBytes applies above three quarters of a budget.
 	tightItemBytes = 1 << 10
-	// heldBudget bounds the compressed bytes of all items. Further items have only identity, digest
-	// and place.
+	// heldBudget bounds the compressed items. Further ones have only identity, digest and place.
 	heldBudget = 128 << 20
-	// plainBudget and indexBudget bound what readers bound. The rest has room for the identities of
-	// a million objects.
+	// plainBudget and indexBudget are parts of readers' bounds. The rest suffices for a million
+	// identities.
 	plainBudget = MaxBytes / 2
 	indexBudget = maxIndexBytes / 2
 )
 
-// Writer collects the items of a backup, compressed, about 80 bytes each, and one open member of up
-// to 192 KiB for each kind. Larger items share 128 MiB; beyond that an item keeps its identity. It
-// is not safe for concurrent use.
+// Writer collects a backup's items, compressed, in bounded memory: docs/format.md ("The manifest").
+// Beyond that an item keeps its identity. It is not safe for concurrent use.
 type Writer struct {
-	// Comment goes into the header of the document's first gzip member.
+	// Comment goes into the header of the first gzip member.
 	Comment string
 
-	budget int64
-	// held and index are the sizes of finished members and of their index, plain is the size of all
-	// lines.
+	budget             int64
 	held, index, plain int64
 
 	sections   map[string]*section
@@ -53,13 +48,11 @@ type Writer struct {
 }
 
 type section struct {
-	members []member
-	// open has the last member's lines, beginning with the key first.
-	open  bytes.Buffer
-	first string
-	last  string
-	count int
-	// unordered is true when an item came out of order.
+	members   []member
+	open      bytes.Buffer
+	first     string
+	last      string
+	count     int
 	unordered bool
 }
 
@@ -74,10 +67,10 @@ var compressors = sync.Pool{New: func() any {
 	return compressor
 }}
 
-// Add adds an item with a new identity. If its JSON is larger than 32 KiB, it is shortened until it
-// fits: first annotations (Unannotated), then labels, owners, references and images (Shortened), last the
-// original, which exists nowhere else. When three quarters of a budget are used, the limit is 1
-// KiB; beyond the budget, every item is shortened.
+// Add adds an item with a new identity. An item whose JSON exceeds 32 KiB is shortened until it fits.
+// First it loses annotations (Unannotated), then labels, owners, references and images (Shortened),
+// last the original, which exists nowhere else. Above three quarters of a budget, the limit is 1 KiB;
+// beyond it, every item is shortened.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
@@ -105,7 +98,6 @@ func (w *Writer) Add(item *Item) error {
 	return w.append(s, key, line)
 }
 
-// limit is the size from which the next item is shortened.
 func (w *Writer) limit() int {
 	used := max(float64(w.held)/float64(cmp.Or(w.budget, heldBudget)), float64(w.plain)/plainBudget, float64(w.index)/indexBudget)
 	switch {
@@ -117,7 +109,7 @@ func (w *Writer) limit() int {
 	return 0
 }
 
-// shorten encodes an item, without the parts that must be dropped to fit, if possible.
+// shorten omits the parts that exceed the limit.
 func (w *Writer) shorten(item *Item, limit int) ([]byte, error) {
 	short := *item
 	short.Annotations, short.Unannotated = nil, len(item.Annotations) > 0
@@ -188,10 +180,8 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	return bytes.Clone(compressed.Bytes()), nil
 }
 
-// mergeWidth bounds the members in memory while a section is sorted.
 const mergeWidth = 64
 
-// sort sorts each member of a section, and merges them in a few megabytes of memory.
 func (w *Writer) sort(s *section) error {
 	var runs []run
 	for i := range s.members {
@@ -249,7 +239,6 @@ type keyed struct {
 	line []byte
 }
 
-// merge merges sorted runs, and consumes them.
 func (w *Writer) merge(runs []run) (*section, error) {
 	merged := &section{}
 	lines := make([][]keyed, len(runs))
@@ -279,7 +268,7 @@ func (w *Writer) merge(runs []run) (*section, error) {
 	}
 }
 
-// linesOf returns the items of a member, which is not empty.
+// linesOf returns a member's items; it is not empty.
 func linesOf(compressed []byte) ([]keyed, error) {
 	plain, err := decompress(compressed)
 	if err != nil {
@@ -307,15 +296,14 @@ func decompress(compressed []byte) ([]byte, error) {
 	return io.ReadAll(r)
 }
 
-// The document is one JSON value in several gzip members:
+// The document is one JSON value in several gzip members (docs/format.md, "The manifest"):
 //
 //	{"version":1,"items":[
 //	ITEM,            a line for each, in order, in members of 64 KiB
 //	...
 //	],"index":[{"kind":KIND,"first":NAMESPACE/NAME,"at":OFFSET,"size":BYTES}, ...]}
 //
-// The index has the first item and the position of each member. The last member is empty; its
-// header's extra field has the position of the index, as eStargz's footer
+// The last member is empty; its header's extra field has the position of the index, as eStargz's footer
 // (github.com/containerd/stargz-snapshotter, docs/estargz.md).
 const (
 	separator = ",\n"
@@ -329,11 +317,11 @@ type indexEntry struct {
 	Size  int64  `json:"size"`
 }
 
-// footerBytes is the last member's size: ten bytes of header, two for the extra field's length,
-// twelve of extra field, five of an empty block, eight of trailer.
+// footerBytes has ten bytes of header, two for the extra field's length, twelve of extra field, five of
+// an empty block, eight of trailer.
 const footerBytes = 10 + 2 + footerExtra + 5 + 8
 
-// footerExtra is the extra field: an identifier and a length of two bytes each, and the offset.
+// footerExtra is an identifier and a length of two bytes each, and the offset.
 const footerExtra = 2 + 2 + 8
 
 // footerID identifies the field: RFC 1952, section 2.3.1.1.
@@ -348,8 +336,8 @@ func (w *Writer) Size() int {
 	return size + memberBytes
 }
 
-// WriteTo writes the document. Nothing can be added after it. It fails if readers would refuse the
-// document: it has too many objects with long names.
+// WriteTo writes the document, which is then final. It fails if readers would refuse it, for too many
+// long names.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if w.compressor == nil {
 		w.compressor = compressors.Get().(*gzip.Writer)
@@ -408,7 +396,6 @@ func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	return out.n, write(footer(at), nil)
 }
 
-// footer is the empty gzip member with the index's position.
 func footer(at int64) []byte {
 	b := make([]byte, 0, footerBytes)
 	b = append(b, 0x1f, 0x8b, 8, 4 /* there is an extra field */, 0, 0, 0, 0, 0, 255)
@@ -416,7 +403,7 @@ func footer(at int64) []byte {
 	b = append(b, footerID[0], footerID[1])
 	b = binary.LittleEndian.AppendUint16(b, 8)
 	b = binary.LittleEndian.AppendUint64(b, uint64(at))
-	b = append(b, 1, 0, 0, 0xff, 0xff) // the last block, stored and empty
+	b = append(b, 1, 0, 0, 0xff, 0xff)
 	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Blocker is a run that another one waits for.
+// Blocker is a run for which another waits.
 type Blocker struct {
 	Class           Class
 	UID             types.UID
@@ -23,32 +23,30 @@ type Blocker struct {
 	State           v1alpha1.QueueState
 }
 
-// Entry is one line of the shown queue.
+// Entry is a line of the shown queue.
 type Entry struct {
 	Class           Class
 	UID             types.UID
 	Namespace, Name string
 
 	State v1alpha1.QueueState
-	// Position is the rank among the queued, from 1; 0 for others.
+	// Position is the rank among the queued, from 1, or 0.
 	Position int
-	// Reason and Message say why a queued run waits. Of several reasons, it is the first of
-	// StorageUnavailable, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and
-	// ConcurrencyLimit: causes to mend come before those that pass.
+	// Reason and Message say why a queued run waits. The first applies of StorageUnavailable,
+	// NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and ConcurrencyLimit: causes to mend
+	// come first.
 	Reason  v1alpha1.QueueReason
 	Message string
-	// Blockers are the overlapping runs with slots, in order of tickets, or else the first
-	// overlapping run ahead in the queue. A run that this plan starts counts as one with a slot.
-	// Empty for reasons other than overlap.
+	// Blockers are, for overlap, the runs with slots, in order of tickets, or else the first run ahead
+	// in the queue. A run that this plan starts counts as one with a slot.
 	Blockers []Blocker
 	// OtherBlockers counts the blockers that Redact removed.
 	OtherBlockers Slots
-	// ConflictNamespaces are the namespaces shared with the blockers, sorted, or patterns where no
-	// name is known; see selection.Shared. MoreConflicts is true if there are more.
+	// ConflictNamespaces are shared with the blockers, sorted; see selection.Shared. MoreConflicts
+	// means that there are more.
 	ConflictNamespaces []string
 	MoreConflicts      bool
-	// WaitingSince is when the run was queued, or else created; zero once it runs.
-	WaitingSince time.Time
+	WaitingSince       time.Time
 
 	selection       *selection.Namespaces
 	byNamespace     bool
@@ -57,11 +55,8 @@ type Entry struct {
 	inUse, limit    int
 }
 
-// maxConflicts bounds ConflictNamespaces, so that an entry does not grow with the cluster.
 const maxConflicts = 16
 
-// blame sets the blockers, in order of tickets, and the conflicts. namespaces are the existing
-// ones, sorted.
 func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	slices.SortFunc(blockers, byTicket)
 	var conflicts []string
@@ -88,10 +83,10 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	e.ConflictNamespaces = conflicts
 }
 
-// Redact returns the entry as readers of its namespace see it; requests over all namespaces see the
-// entry itself. An entry of the system namespace is unchanged. Others name the blockers of their
-// own namespace and count the rest. They show the conflicting words of their own selection, and
-// only the name of a storage location.
+// Redact returns the entry for readers of its namespace; requests over all namespaces get the entry
+// itself. An entry of the system namespace is unchanged. Others name their own namespace's blockers and
+// count the rest. They show conflicting words of their own selection, and of a storage location only
+// the name.
 func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e
@@ -109,8 +104,8 @@ func Redact(e Entry, systemNamespace string) Entry {
 	return e
 }
 
-// ownWords replaces each conflict by the selection's own word for it. A name that a pattern matches
-// would reveal another backup's selection.
+// ownWords replaces each conflict by the selection's own word. A name that a pattern matches would
+// reveal another backup's selection.
 func ownWords(s *selection.Namespaces, conflicts []string) []string {
 	patterns := s.Patterns()
 	var words []string

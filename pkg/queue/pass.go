@@ -11,14 +11,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// A pass walks the line in order, from the running members to the last queued one. For each thing
-// by which runs overlap it keeps the first member that uses it. So it looks at each run once.
-//
-// This suffices to know whether a run overlaps a member that has a slot or starts now: if any user
-// of a thing does, the first one does. Members with slots come first in the line, and a member that
-// starts overlaps none before it. A queued member whose storage is unavailable uses nothing.
+// A pass walks the line from the running members to the last queued one, once. For each thing by which
+// runs overlap it keeps the first user. If any user overlaps a member that has a slot or starts now,
+// the first one does. Members with slots come first, and a member that starts overlaps none before it.
+// A queued member whose storage is unavailable uses nothing.
 
-// user is the first member in a pass that uses something.
 type user struct {
 	pass  int
 	first *member
@@ -29,16 +26,16 @@ type name struct {
 	members int // members without patterns
 }
 
-// pattern is a selection with patterns, for all members with the same one.
+// pattern is a selection with patterns, for all its members.
 type pattern struct {
 	user
 	selection *selection.Namespaces
 	members   int
 	at        int
-	// overlapping are the places of overlapping patterns, as bits: there may be ten thousand, all
-	// overlapping. A loose one has none, since it overlaps all.
+	// overlapping are overlapping patterns' places, as bits: there may be ten thousand. A loose one has
+	// none, since it overlaps all.
 	overlapping bitset
-	// matched are the named namespaces that it selects, perhaps with some that no member names now.
+	// matched are selected named namespaces, perhaps without a member now.
 	matched []*name
 }
 
@@ -67,23 +64,22 @@ func (b bitset) all(yield func(int) bool) {
 	}
 }
 
-// member is a run in the line: it uses a slot, is queued, or is New.
+// member is a run in the line: with a slot, queued, or New.
 type member struct {
 	Run
 	rank rank
-	// Its selection is one of these, or else overlaps everything.
+	// The selection is one of these, or overlaps everything.
 	names   []*name
 	pattern *pattern
 
-	// The pass's results: its place, the first earlier member that it overlaps, or nil, and why it
-	// waits.
+	// The pass's results: its place, the first earlier overlapping member, or nil, and why it waits.
 	at     int
 	ahead  *member
 	reason v1alpha1.QueueReason
 }
 
-// compare orders members: running, ready, queued, New. Each group is ordered by tickets, queued
-// restores first, New ones by the order of their tickets to come.
+// compare orders members: running, ready, queued, New, each by tickets; queued restores come first, New
+// ones by their tickets to come.
 func compare(a, b *member) int {
 	switch {
 	case a.rank != b.rank:
@@ -96,7 +92,6 @@ func compare(a, b *member) int {
 	return byTicket(&a.Run, &b.Run)
 }
 
-// holds reports whether the member uses a slot or starts now.
 func (m *member) holds() bool {
 	return m.rank < rankQueued || m.reason == v1alpha1.QueueReasonNextToStart
 }
@@ -113,7 +108,6 @@ func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// by returns the first user in the present pass, or nil.
 func (u *user) by(p *Planner) *member {
 	if u.pass != p.pass {
 		return nil
@@ -164,15 +158,14 @@ func (p *Planner) advance(to int) {
 	}
 }
 
-// isHeld reports whether the member waits for its storage location. It keeps its place and reserves
+// isHeld reports whether the member waits for its storage location, with its place, but reserving
 // nothing.
 func (p *Planner) isHeld(m *member) bool {
 	state := p.locations[m.Location]
 	return m.rank == rankQueued && (!state.Available || state.NoBackups && m.Class == Backup)
 }
 
-// look finds the earlier members that this one overlaps. Overlap by namespaces comes before overlap
-// by cluster scope.
+// look finds earlier overlapping members, first by namespaces, then by cluster scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
 	if m.Plan {
@@ -208,8 +201,8 @@ func (p *Planner) look(m *member) {
 	}
 }
 
-// lookByPattern finds overlapping patterns. A loose one overlaps all: the first and those that
-// start stand for them.
+// lookByPattern finds overlapping patterns. A loose one overlaps all: the first and starting ones stand
+// for them.
 func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	p.use(&m.pattern.user, m, reason)
 	if m.pattern.selection.Loose() {
@@ -237,7 +230,6 @@ func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// overlapsAny reports whether it overlaps every selection.
 func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
 
 func (p *Planner) enter(m *member) {

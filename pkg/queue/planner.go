@@ -15,10 +15,8 @@ import (
 )
 
 // Planner is told of changes, and plans for the present records. A change costs what it touches;
-// entries are explained on request.
-//
-// It keeps the last state of each run, and the greatest ticket. So its answers don't depend on the
-// order of changes, and a new Planner with the same records continues.
+// entries are explained on request. It keeps each run's last state, and the greatest ticket: so a new
+// Planner with the same records continues.
 //
 // It is not safe for concurrent use, not even to read.
 type Planner struct {
@@ -28,7 +26,7 @@ type Planner struct {
 	lastTicket int64
 
 	runs map[types.UID]*member
-	// line has the members with slots, then the queued, then the New ones.
+	// line has members with slots, then queued, then New ones.
 	line   []*member
 	counts [ranks]Slots
 	// plans counts the plans within counts.
@@ -37,12 +35,11 @@ type Planner struct {
 	names    map[string]*name
 	patterns map[string]*pattern // by Key of the selection
 	// slots are the patterns by place, free the unused places.
-	slots []*pattern
-	free  []int
-	// The users of cluster scope, of everything, of patterns, and of loose patterns.
+	slots                                      []*pattern
+	free                                       []int
 	clusterScope, everything, patterned, loose user
 
-	// The pass covers passed members; starts are those that may start, counted by class.
+	// The pass covers passed members; starts may start, counted by class.
 	pass, passed int
 	first        *member // the first that is not held
 	starts       []*member
@@ -63,7 +60,7 @@ func NewPlanner(limits Slots) (*Planner, error) {
 	return p, nil
 }
 
-// SetLimits sets the numbers of slots. On an error, which wraps ErrLimit, they stay.
+// SetLimits sets the numbers of slots. An error, which wraps ErrLimit, keeps them.
 func (p *Planner) SetLimits(limits Slots) error {
 	if slices.Min(limits[:]) < 1 {
 		return fmt.Errorf("%w, not %d and %d", ErrLimit, limits[Backup], limits[Restore])
@@ -73,15 +70,13 @@ func (p *Planner) SetLimits(limits Slots) error {
 	return nil
 }
 
-// SetLocations sets the states of storage locations by name. The Planner keeps the map: the caller
-// must not change it.
+// SetLocations sets the states of storage locations by name. Don't change the map.
 func (p *Planner) SetLocations(locations map[string]LocationState) {
 	p.locations = locations
 	p.restart()
 }
 
-// SetNamespaces sets the existing namespaces. If they are sorted, the Planner keeps the slice: the
-// caller must not change it.
+// SetNamespaces sets the existing namespaces. Don't change a sorted slice.
 func (p *Planner) SetNamespaces(namespaces []string) {
 	if !slices.IsSorted(namespaces) {
 		namespaces = slices.Sorted(slices.Values(namespaces))
@@ -89,11 +84,11 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 	p.namespaces = namespaces
 }
 
-// Remember makes all new tickets greater than this one. Call it before a ticket is written, in case
-// the answer to the write is lost. Tickets of known runs are included.
+// Remember makes new tickets greater than this one. Call it before a ticket is written, since the
+// answer may be lost. Known runs' tickets are included.
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
-// Update records a run's state in any phase, and reports whether the queue may have changed.
+// Update records a run's state in any phase, and reports a possible change of the queue.
 func (p *Planner) Update(run Run) bool {
 	p.Remember(run.Ticket)
 	rank := rankOf(&run)
@@ -123,8 +118,8 @@ func (p *Planner) Update(run Run) bool {
 	return true
 }
 
-// Remove forgets a deleted run, and reports whether the queue may have changed. Its ticket is not
-// given again.
+// Remove forgets a deleted run, and reports a possible change of the queue. Its ticket is not given
+// again.
 func (p *Planner) Remove(uid types.UID) bool {
 	m := p.runs[uid]
 	if m == nil {
@@ -146,7 +141,6 @@ func (p *Planner) leaveLine(m *member) {
 	}
 }
 
-// inUse counts the runs of a class with a slot, and the starts of the pass, without plans.
 func (p *Planner) inUse(c Class) int {
 	used := p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
 	if c == Restore {
@@ -170,10 +164,9 @@ func (p *Planner) slotsFor(m *member) (inUse, limit int) {
 
 func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[rankReady].Sum() }
 
-// Len is the number of entries.
+// Len returns the number of entries.
 func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
 
-// end is the place in the line from which on nothing may start for lack of slots.
 func (p *Planner) end() int {
 	switch {
 	case !p.isFull(Backup):
@@ -186,8 +179,8 @@ func (p *Planner) end() int {
 
 // Next returns what to do now.
 func (p *Planner) Next() Decision {
-	// A starting member blocks the same others as in the queue. So all members may start that
-	// overlap none before them, while slots are left.
+	// A starting member blocks the same others as in the queue. So while slots are left, all members
+	// start that overlap none before them.
 	for p.passed < p.end() {
 		p.advance(p.passed + 1)
 	}
@@ -197,8 +190,8 @@ func (p *Planner) Next() Decision {
 	}
 	last := p.lastTicket
 	for _, m := range p.line[p.Len():] {
-		// A forged record may have the greatest possible ticket. Equal tickets are ordered by
-		// creation; wrapped ones would jump the queue.
+		// A forged record may have the greatest ticket. Equal tickets are ordered by creation; wrapped
+		// ones would jump the queue.
 		if last < math.MaxInt64 {
 			last++
 		}
@@ -216,7 +209,7 @@ func (p *Planner) Plan() Plan {
 	return plan
 }
 
-// Line yields the runs with slots, the queued ones with the reason for waiting, and the New ones.
+// Line yields runs with slots, queued ones with their reason, and New ones.
 func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	return func(yield func(Run, v1alpha1.QueueReason) bool) {
 		p.advance(p.Len())
@@ -228,7 +221,7 @@ func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	}
 }
 
-// EntryAt returns Entries[i] of the Plan, for i from 0 to Len()-1.
+// EntryAt returns Entries[i] of the Plan, for i below Len().
 func (p *Planner) EntryAt(i int) Entry {
 	p.advance(i + 1)
 	m := p.line[i]
@@ -266,7 +259,7 @@ func (p *Planner) EntryAt(i int) Entry {
 	return e
 }
 
-// Entry returns the entry of a run, or false.
+// Entry returns a run's entry, or false.
 func (p *Planner) Entry(uid types.UID) (Entry, bool) {
 	m := p.runs[uid]
 	if m == nil || m.rank == rankNew {

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Class is a kind of runs with slots of its own.
+// Class is a kind of runs with own slots.
 type Class int
 
 const (
@@ -23,13 +23,13 @@ const (
 	classes
 )
 
-// String is what a run of the class stands for.
+// String returns the class's word for its runs.
 func (c Class) String() string { return [classes]string{"backup", "restore"}[c] }
 
 // PlanSlots bounds the plans at once, besides restores.
 const PlanSlots = 4
 
-// Slots are numbers of slots, or of the runs that use them, for each class.
+// Slots are numbers of slots, or of their runs, for each class.
 type Slots [classes]int
 
 // Sum returns the sum of all classes.
@@ -48,37 +48,35 @@ func (s Slots) noun() string {
 // Run is the queue's view of a record.
 type Run struct {
 	Class Class
-	// UID is unique among records of all kinds. A name may be used again while its earlier run
-	// still executes.
+	// UID is unique among records of all kinds. A name may be reused while its earlier run executes.
 	UID             types.UID
 	Namespace, Name string
 
-	// Phase is the record's; "" is New. The queue ignores phases other than New, Queued,
-	// ReadyToStart and InProgress. Restores have the same names.
+	// Phase is the record's; "" is New. The queue ignores phases other than New, Queued, ReadyToStart
+	// and InProgress. Restores have the same names.
 	Phase v1alpha1.BackupPhase
-	// Cancelled: cancelling was requested. A New or Queued run is then out of the queue. A ready or
-	// running one holds its slot until its phase changes, since it may still read.
+	// Cancelled takes a New or Queued run out of the queue. Others hold their slots until their phase
+	// changes, since they may still read.
 	Cancelled bool
-	// Ticket is the run's place in the order, or 0. No two runs share one; if they do, the older
-	// comes first, then the lesser name.
+	// Ticket is the run's place in the order, or 0. Of equal tickets, the older run comes first, then
+	// the lesser name.
 	Ticket int64
 
 	CreatedAt time.Time
-	// Version is the version of a New run's record, which increases with every change, or 0 if
-	// unknown. It orders New runs of the same second.
+	// Version is a New run's record's, or 0. It orders New runs of one second.
 	Version uint64
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
 	WaitingSince time.Time
 
-	// Plan: a restore that only plans. It overlaps nothing, and uses PlanSlots.
+	// Plan is a restore that only plans. It overlaps nothing, and uses PlanSlots.
 	Plan bool
 
 	// Location is the storage location; the caller fills in the default.
 	Location string
-	// Selection may be shared between runs. Nil can't be read, and overlaps everything.
+	// Selection may be shared. Nil is unreadable, and overlaps everything.
 	Selection *selection.Namespaces
-	// ClusterScoped is selection.Resources.TouchesClusterScope of a backup, or whether a restore
-	// writes cluster-scoped objects.
+	// ClusterScoped is selection.Resources.TouchesClusterScope of a backup, or whether a restore writes
+	// cluster-scoped objects.
 	ClusterScoped bool
 }
 
@@ -88,9 +86,7 @@ const (
 	// They use a slot, and block overlapping runs.
 	rankRunning rank = iota
 	rankReady
-	// They have a place in the queue.
 	rankQueued
-	// They will get a ticket.
 	rankNew
 	ranks
 )
@@ -109,7 +105,7 @@ func rankOf(r *Run) rank {
 	return ranks
 }
 
-// State is how the queue shows a run that it concerns.
+// State returns how the queue shows a run.
 func (r *Run) State() v1alpha1.QueueState {
 	switch r.Phase {
 	case v1alpha1.BackupPhaseReadyToStart:
@@ -120,7 +116,6 @@ func (r *Run) State() v1alpha1.QueueState {
 	return v1alpha1.QueueStateRunning
 }
 
-// overlaps reports whether the two may not run together.
 func (r *Run) overlaps(other *Run) bool {
 	if r.Plan || other.Plan {
 		return false
@@ -131,18 +126,16 @@ func (r *Run) overlaps(other *Run) bool {
 // LocationState is what is known of a storage location.
 type LocationState struct {
 	Available bool
-	// NoBackups is true if restores may read from it, and no backup may begin.
+	// NoBackups is true if restores may read from it, but no backup may begin.
 	NoBackups bool
-	// Message says why it is unavailable or takes no backups. It is for administrators, not in
-	// tenants' entries.
+	// Message says why it is unavailable or takes no backups, for administrators only.
 	Message string
 }
 
-// ErrLimit says that a class has no slot. No other input is refused: one odd record must not stop
-// the queue.
+// ErrLimit means a class without slots. No other input is refused: one odd record must not stop the
+// queue.
 var ErrLimit = errors.New("at least one backup and one restore must be able to run: set --concurrent-backups and --concurrent-restores to 1 or more")
 
-// byArrival orders New runs by creation.
 func byArrival(a, b *Run) int {
 	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Version, b.Version), byCreation(a, b))
 }

@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store. They
-// are encrypted for recovery keys: public keys of age, whose private halves are outside of the
-// cluster. A private one recovers all keys of the store.
+// Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store,
+// encrypted for recovery keys. These are public keys of age, whose private halves are outside the
+// cluster.
 package recovery
 
 import (
@@ -25,10 +25,10 @@ import (
 
 const maxKeyBytes = 32 << 10
 
-// ErrOtherIdentity says that no private key at hand decrypts a key.
+// ErrOtherIdentity means that no private key at hand decrypts a key.
 var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
 
-// Validate fails unless all are recovery keys. The error never quotes one, which may be private.
+// Validate fails unless all are recovery keys. The error quotes none, since it may be private.
 func Validate(recoveryKeys []string) error {
 	_, err := recipients(recoveryKeys)
 	return err
@@ -53,21 +53,21 @@ func recipients(recoveryKeys []string) (parsed []age.Recipient, err error) {
 	return parsed, err
 }
 
-// Writer is what Keep needs of a store.
+// Writer is the part of a store that Keep needs.
 type Writer interface {
 	store.Reader
 	Create(ctx context.Context, key string, content []byte) error
 	Put(ctx context.Context, key string, content []byte) error
 }
 
-// Repository is one whose key is kept.
+// Repository is a repository with a kept key.
 type Repository struct {
 	Cluster                   format.Cluster
 	VolumeNamespace, Location string
 }
 
 // Keep ensures that the store has a repository's key, encrypted for all recovery keys and signed.
-// Other keys, or sets of recovery keys, have their own objects, which stay.
+// Objects for other keys, or sets of recovery keys, stay.
 func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, recoveryKeys []string) error {
 	fingerprint, err := key.Fingerprint(of.VolumeNamespace)
 	if err != nil {
@@ -82,8 +82,7 @@ func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, rec
 	return nil
 }
 
-// KeepEncryptionKeys ensures that the store has the keys that decrypt a cluster's backups, as Keep
-// does for a repository's key.
+// KeepEncryptionKeys is Keep for the keys that decrypt a cluster's backups.
 func KeepEncryptionKeys(ctx context.Context, st Writer, cluster format.Cluster, location string, keys encryption.Keys, recoveryKeys []string) error {
 	wrapped := format.WrappedKey{Location: location, Fingerprint: fingerprintOf(keys), RecoveryKeys: recoveryKeys}
 	err := keepWrapped(ctx, st, cluster, wrapped, string(keys.Text()))
@@ -96,7 +95,6 @@ func KeepEncryptionKeys(ctx context.Context, st Writer, cluster format.Cluster, 
 	return nil
 }
 
-// fingerprintOf distinguishes keys from others by their public halves.
 func fingerprintOf(keys encryption.Keys) string {
 	return format.NewContent([]byte(strings.Join(keys.Public(), "\n"))).SHA256[:32]
 }
@@ -148,7 +146,7 @@ func encrypt(plain string, recipients []age.Recipient) (string, error) {
 	return text.String(), nil
 }
 
-// read reads a wrapped key. It is spoilt if it is none, or not correctly signed.
+// read reads a wrapped key. It is spoilt if it is none, or wrongly signed.
 func read(ctx context.Context, st store.Reader, key string) (wrapped *format.WrappedKey, spoilt bool, err error) {
 	content, err := st.Get(ctx, key)
 	if err != nil {
@@ -164,7 +162,7 @@ func read(ctx context.Context, st store.Reader, key string) (wrapped *format.Wra
 	return wrapped, false, nil
 }
 
-// Find reads all wrapped keys of a store, and reports spoilt ones by told.
+// Find reads a store's wrapped keys, and tells spoilt ones.
 func Find(ctx context.Context, st store.Reader, told func(error)) (found []format.WrappedKey, err error) {
 	for object, err := range st.List(ctx, format.WrappedKeysPrefix, store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -205,8 +203,7 @@ func Identities(file io.Reader) ([]Identity, error) {
 	return found, nil
 }
 
-// Unwrap decrypts the wrapped key of a repository. It fails with ErrOtherIdentity if it is encrypted
-// for others.
+// Unwrap decrypts a repository's wrapped key. It fails with ErrOtherIdentity for other recovery keys.
 func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, error) {
 	key, err := decrypt(wrapped, identities)
 	if err != nil {
@@ -222,7 +219,7 @@ func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, 
 	return repository.Key(key), nil
 }
 
-// UnwrapEncryptionKeys decrypts the wrapped keys that decrypt backups. It fails as Unwrap.
+// UnwrapEncryptionKeys decrypts the keys that decrypt backups. It fails as Unwrap.
 func UnwrapEncryptionKeys(wrapped *format.WrappedKey, identities []Identity) (encryption.Keys, error) {
 	text, err := decrypt(wrapped, identities)
 	if err != nil {

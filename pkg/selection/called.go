@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Called maps the names of resources in lower case: plural, singular, kind and short names, each
-// also with its group after a dot.
+// Called maps resources' names in lower case: plural, singular, kind and short names, also with the
+// group after a dot.
 type Called map[string]schema.GroupResource
 
-// Add adds a resource's names besides its plural. A taken word stays, as in kubectl.
+// Add adds a resource's plural and other names. A taken word stays, as in kubectl.
 func (c Called) Add(gr schema.GroupResource, names ...string) {
 	for _, name := range append([]string{gr.Resource}, names...) {
 		for _, word := range []string{name, name + "." + gr.Group} {
@@ -32,8 +32,7 @@ func (c Called) Resolve(word string) (schema.GroupResource, bool) {
 	return gr, ok
 }
 
-// Means reports whether a word means a resource: by a name, or, as a pattern, by its plural and
-// group.
+// Means reports whether a word means a resource: by a name, or, as a pattern, by plural and group.
 func (c Called) Means(word string, gr schema.GroupResource) bool {
 	if IsPattern(word) {
 		return matchesGlob(word, gr)

@@ -11,14 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Namespaces is a compiled selection of namespaces. A name is selected when an included word
-// matches it and no excluded word does. An empty included list, or one with `*`, matches every
-// name.
+// Namespaces is a compiled selection: of names that an included word matches and no excluded word. An
+// empty included list, or `*` in it, matches every name.
 type Namespaces struct {
-	// names are the included names that are not excluded; sorted, unique.
 	names []string
-	// patterns are the included globs that are not wholly excluded, in order; `*` alone when every
-	// name is included.
+	// patterns are the included globs that are not wholly excluded, in order; only `*` for all names.
 	patterns []Pattern
 	// excludes is empty without patterns: names is complete then.
 	excludes wordSet
@@ -28,16 +25,15 @@ type Namespaces struct {
 
 var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 
-// maxCompared bounds the patterns, and the excluded patterns, of a selection that are compared with
-// other patterns.
+// maxCompared bounds the patterns, and the excluded ones, that are compared with others.
 const maxCompared = 4
 
-// ParseNamespaces compiles the two lists. An error names its field by index below the path `at`,
-// which may be nil: `spec.includedNamespaces[2]`.
+// ParseNamespaces compiles the two lists. An error names its field by index below the path `at`, which
+// may be nil.
 //
-// It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It
-// refuses `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to
-// back up only cluster-scoped objects, exclude `*` from the namespace-scoped resources.
+// It accepts Velero's lists, and `*` beside other included words. It refuses `*` as an excluded word, a
+// word in both lists, and, unlike Velero, the empty word. For only cluster-scoped objects, exclude `*`
+// from the namespace-scoped resources.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
 	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
@@ -118,15 +114,14 @@ func (n *Namespaces) includesAll() bool {
 	return len(n.patterns) > 0 && n.patterns[0].text == "*"
 }
 
-// Match reports whether the namespace, existing or not, is selected. The empty name of
-// cluster-scoped objects never is.
+// Match reports whether the namespace, existing or not, is selected. The empty name never is.
 func (n *Namespaces) Match(namespace string) bool {
 	_, ok := n.Word(namespace)
 	return ok
 }
 
 // Word returns the included word that selects the namespace: its own name, else the first matching
-// pattern (`*` for an empty list). It returns false for an unselected namespace.
+// pattern (`*` for an empty list), or false.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false
@@ -148,15 +143,15 @@ func (n *Namespaces) named(namespace string) bool {
 }
 
 // All reports whether every namespace is selected, also future ones: nothing is excluded, and the
-// included list is empty or has `*`. Then Velero adds cluster-scoped resources by itself.
+// included list is empty or has `*`. Then Velero adds cluster-scoped resources.
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
-// Loose reports whether its patterns are not compared with other patterns, for the cost: one has
-// several wildcards, or there are more than four, or more than four excluded ones.
+// Loose reports whether its patterns are too expensive to compare: one has several wildcards, or more
+// than four are included or excluded.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
-// Explicit returns the selected names without wildcards, existing or not; sorted, unique. The
-// caller must not change it.
+// Explicit returns the selected names without wildcards, existing or not; sorted, unique. Don't change
+// them.
 func (n *Namespaces) Explicit() []string {
 	if n == nil {
 		return nil
@@ -164,11 +159,10 @@ func (n *Namespaces) Explicit() []string {
 	return n.names
 }
 
-// Exact reports whether Explicit is all that can be selected.
+// Exact reports whether only Explicit can be selected.
 func (n *Namespaces) Exact() bool { return n != nil && len(n.patterns) == 0 }
 
-// Patterns returns the included words with a wildcard, `*` for an empty list, without wholly
-// excluded ones.
+// Patterns returns the included words with a wildcard, `*` for an empty list, unless wholly excluded.
 func (n *Namespaces) Patterns() []string {
 	if n == nil {
 		return nil
@@ -180,7 +174,7 @@ func (n *Namespaces) Patterns() []string {
 	return words
 }
 
-// Idle returns the patterns that match none of the namespaces.
+// Idle returns the patterns without any of the namespaces.
 func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	for _, p := range n.patterns {
 		if !slices.ContainsFunc(namespaces, p.Match) {
@@ -190,8 +184,7 @@ func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	return idle
 }
 
-// Key returns a text that two selections share only if they select the same namespaces. A nil
-// selection has "".
+// Key returns equal texts only for equal selections; "" for nil.
 func (n *Namespaces) Key() string {
 	if n == nil {
 		return ""

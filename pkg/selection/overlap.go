@@ -10,18 +10,15 @@ import (
 )
 
 // Overlaps reports whether two selections may ever select one namespace, existing or not. Only the
-// words decide, so a new namespace never changes the answer.
-//
-// They overlap if
+// words decide, so a new namespace never changes the answer. They overlap if
 //
 //   - one is unreadable (nil), or selects all namespaces without an exclude;
 //   - one names a namespace that the other selects;
 //   - both have patterns, and one is Loose;
-//   - two of their patterns can match the same name, and the other selection excludes neither of
-//     them wholly.
+//   - two of their patterns can match one name, and the other selection excludes neither of them
+//     wholly.
 //
-// The last two may say yes for names that several excludes together cover. Two selections of an
-// existing namespace always overlap.
+// The last two may say yes for names that several excludes cover together.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
 		return true
@@ -39,7 +36,7 @@ func Overlaps(a, b *Namespaces) bool {
 	return false
 }
 
-// namesMatch reports whether b selects a name of a. Without patterns in b it is symmetric.
+// namesMatch reports whether b selects a name of a. It is symmetric if b has no patterns.
 func namesMatch(a, b *Namespaces) bool {
 	if len(b.patterns) == 0 {
 		if len(a.names) > len(b.names) {
@@ -50,12 +47,10 @@ func namesMatch(a, b *Namespaces) bool {
 	return slices.ContainsFunc(a.names, b.Match)
 }
 
-// conflictingPatterns yields the pairs of patterns of the last rule of Overlaps.
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
 			for _, q := range b.patterns {
-				// Most pairs have no name in common, which is found at once.
 				if p.Intersects(q) && !b.excludes.covers(p) && !a.excludes.covers(q) && !yield(p, q) {
 					return
 				}
@@ -64,10 +59,9 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	}
 }
 
-// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing
-// (sorted) and named namespaces that both select. If there are none, it yields patterns that can
-// match the same name, or else the words of the selection of all. If one can't be read, everything
-// in the other is in conflict.
+// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing (sorted)
+// and named namespaces that both select. Without any it yields patterns that can match one name, else
+// the words of the selection of all. If one is unreadable, everything in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false
@@ -95,7 +89,7 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 		if a == nil && b == nil {
 			return
 		}
-		// A selection without patterns selects only its names, so existing namespaces need no look.
+		// Without patterns, a selection selects only its names.
 		var lists [3][]string
 		switch {
 		case a.Exact():
@@ -113,7 +107,7 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 	}
 }
 
-// maxSharedWords bounds the shown patterns: 32 may meet 32 others.
+// maxSharedWords bounds the shown patterns: 32 may meet 32.
 const maxSharedWords = 64
 
 func sharedWords(a, b *Namespaces) []string {

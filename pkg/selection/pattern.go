@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes
-// and negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
+// Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes and
+// negation.
 //
 // Invariants of ParsePattern:
 //
@@ -22,14 +22,11 @@ import (
 type Pattern struct {
 	text  string
 	elems []element
-	// prefix and suffix are the literals before the first and after the last wildcard. They decide
-	// most questions.
+	// prefix and suffix are the literals around all wildcards. They decide most questions.
 	prefix, suffix string
-	// wildcards counts each "*", "?" and pair of brackets.
-	wildcards int
+	wildcards      int
 }
 
-// element is a set of characters at one position, one bit for each.
 type element uint64
 
 const (
@@ -41,7 +38,6 @@ const (
 	maxName = validation.DNS1123LabelMaxLength
 )
 
-// char returns the set of c alone, or 0 when no namespace name has c.
 func char(c byte) element {
 	switch {
 	case 'a' <= c && c <= 'z':
@@ -54,8 +50,8 @@ func char(c byte) element {
 	return 0
 }
 
-// ParsePattern reads a word. It refuses the empty word, `**`, bad brackets, characters that no
-// namespace name has, and patterns that match no valid name. The error does not repeat the word.
+// ParsePattern refuses the empty word, `**`, bad brackets, characters that no namespace has, and
+// patterns without a valid name. The error omits the word.
 func ParsePattern(word string) (Pattern, error) {
 	p := Pattern{text: word, prefix: word, suffix: word}
 	if word == "" {
@@ -79,7 +75,7 @@ func ParsePattern(word string) (Pattern, error) {
 		}
 		rest = rest[width:]
 		if e != anyRun {
-			// Refused before the search below, to bound its cost.
+			// Before the search below, to bound its cost.
 			if chars++; chars > maxName {
 				return Pattern{}, fmt.Errorf("matches no namespace: names have at most %d characters", maxName)
 			}
@@ -96,7 +92,6 @@ func isGlob(word string) bool { return strings.ContainsAny(word, wildcards) }
 
 const wildcards = "*?[]"
 
-// parseElement reads the first element of a word, and returns its length.
 func parseElement(s string) (element, int, error) {
 	switch s[0] {
 	case '*':
@@ -115,8 +110,7 @@ func parseElement(s string) (element, int, error) {
 	return e, 1, err
 }
 
-// parseBrackets reads `[...]` at the start of s. A hyphen is only the middle of a range, as in
-// path.Match.
+// parseBrackets reads `[...]`. A hyphen only separates a range, as in path.Match.
 func parseBrackets(s string) (element, int, error) {
 	var set element
 	i := 1
@@ -169,7 +163,7 @@ func parseChar(s string) (element, error) {
 // String returns the word as written.
 func (p Pattern) String() string { return p.text }
 
-// Match reports whether the name matches. An invalid length or character matches nothing.
+// Match reports whether the name matches. An invalid name matches nothing.
 func (p Pattern) Match(name string) bool {
 	if len(name) == 0 || len(name) > maxName || !strings.HasPrefix(name, p.prefix) || !strings.HasSuffix(name, p.suffix) {
 		return false
@@ -183,12 +177,11 @@ func (p Pattern) Match(name string) bool {
 	return covers(p.elems, buf[:len(name)])
 }
 
-// Covers reports whether p matches every name that q matches. It compares by element, so it may say
-// no for a yes (`?*` and `*`), never the reverse.
+// Covers reports whether p matches every name of q. It compares by element, so it may wrongly say no
+// (`?*` and `*`), never yes.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
-// only returns the one name that the pattern matches, if it has only brackets around single
-// characters; else "".
+// only returns the only name of a pattern of brackets around single characters, or "".
 func (p Pattern) only() string {
 	if strings.ContainsAny(p.text, "*?") {
 		return ""
@@ -204,8 +197,8 @@ func (p Pattern) only() string {
 	return string(name)
 }
 
-// covers is glob matching with q's elements as characters: a set takes its subsets, a run takes
-// anything. After a mismatch only the last run is extended, which suffices.
+// covers is glob matching with q's elements as characters: a set takes its subsets, a run anything.
+// Extending only the last run after a mismatch suffices.
 func covers(p, q []element) bool {
 	i, j := 0, 0
 	run, resume := -1, 0
@@ -254,14 +247,13 @@ const (
 	nLast
 )
 
-// intersect walks the product of the two patterns as automata and of the rules for a DNS label,
-// breadth first by length. Each state is visited at its shortest length, so the length limit is
-// exact. At most 3·len(p)·len(q) states.
+// intersect walks the product of the patterns' and a DNS label's automata, breadth first by length, at
+// most 3·len(p)·len(q) states. Each is visited at its shortest length, so the length limit is exact.
 func intersect(p, q []element) bool {
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)
 	var layer, next []state
-	// add adds s and the states reachable without a character, by ending a run.
+	// add adds s and the states reachable by ending a run.
 	var add func(to *[]state, s state)
 	add = func(to *[]state, s state) {
 		at := (s.i*(len(q)+1)+s.j)*nLast + s.last
@@ -302,7 +294,6 @@ func intersect(p, q []element) bool {
 	return false
 }
 
-// step returns the set at i, and the next index.
 func step(p []element, i int) (element, int) {
 	if p[i] == anyRun {
 		return anyChar, i

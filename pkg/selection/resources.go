@@ -13,38 +13,38 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ResourceLists are the resource filters of a backup's spec: the first three are the old style, the
-// others the new style, which excludes the old.
+// ResourceLists are a spec's resource filters: the first three are the old style, the others the new
+// style. They exclude each other.
 type ResourceLists struct {
-	// IncludedResources and ExcludedResources apply to both scopes. An empty included list, or one
-	// with `*`, means all.
+	// IncludedResources and ExcludedResources apply to both scopes. An empty included list, or `*` in
+	// it, means all.
 	IncludedResources, ExcludedResources []string
-	// IncludeClusterResources: true takes all cluster-scoped resources that the lists allow, false
-	// takes none, nil takes them only in a backup of all namespaces.
+	// IncludeClusterResources, if true, takes all cluster-scoped resources that the lists allow, if
+	// false none, if nil only in a backup of all namespaces.
 	IncludeClusterResources *bool
 
-	// An empty included list of namespace-scoped resources, or one with `*`, means all.
+	// An empty included list, or `*` in it, means all.
 	IncludedNamespaceScopedResources, ExcludedNamespaceScopedResources []string
-	// Cluster-scoped resources must be listed (`*` for all). With both lists empty they are taken
-	// only in a backup of all namespaces and all namespace-scoped resources.
+	// Cluster-scoped resources must be listed (`*` for all). Without lists they are taken only in a
+	// backup of all namespaces and all namespace-scoped resources.
 	IncludedClusterScopedResources, ExcludedClusterScopedResources []string
 }
 
-// Resolver returns the resource of a word: a plural with or without group, a singular, a short name
-// or a kind. It returns false for an unknown word.
+// Resolver returns the resource of a plural with or without group, singular, short name or kind; false
+// if unknown.
 type Resolver func(word string) (schema.GroupResource, bool)
 
 // Resources is a compiled selection of resource types.
 //
-// A word without a wildcard means the resource that the Resolver finds, as in Velero. An unknown
-// word, or any word before Bind, means resources with this `plural.group` or `plural`. A wildcard
-// matches `plural.group` (`plural` for the core group).
+// A word without a wildcard means the Resolver's resource, as in Velero. An unknown word, or any word
+// before Bind, means resources with this `plural.group` or `plural`. A wildcard matches `plural.group`
+// (`plural` for the core group).
 type Resources struct {
 	oldStyle       bool
 	includeCluster *bool
 	allNamespaces  bool
 
-	// both is the old style's pair; namespaced and cluster the new style's.
+	// both is the old style's pair; namespaced and cluster are the new style's.
 	both, namespaced, cluster wordLists
 }
 
@@ -57,13 +57,12 @@ type resourceWord struct {
 
 var namespacesResource = schema.GroupResource{Resource: "namespaces"}
 
-// ParseResources compiles the lists of a backup that selects the given namespaces. An error names
-// its field below the path `at`, which may be nil.
+// ParseResources compiles the lists of a backup that selects the given namespaces. An error names its
+// field below the path `at`, which may be nil.
 //
-// Like Velero it refuses both styles together, and a word in both lists of a pair. It refuses `*`
-// among the old style's excluded resources, and an excluded `*` of the new style beside another
-// word of the pair. It accepts `*` beside other included words, as Velero's documentation and
-// unlike its code.
+// Like Velero it refuses both styles together, and a word in both lists of a pair. It refuses `*` among
+// the old style's excluded resources, and an excluded `*` of the new style beside another word of the
+// pair. It accepts `*` beside other included words, unlike Velero's code.
 func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path) (*Resources, field.ErrorList) {
 	oldStyle := lists.IncludeClusterResources != nil || len(lists.IncludedResources) > 0 || len(lists.ExcludedResources) > 0
 	var errs field.ErrorList
@@ -134,7 +133,6 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 	return l, errs
 }
 
-// resourceWordProblem says why a word can't mean a resource, or returns "".
 func resourceWordProblem(word string) string {
 	if word == "" {
 		return "is empty: give a resource, like deployments.apps"
@@ -152,8 +150,7 @@ func resourceWordProblem(word string) string {
 	return ""
 }
 
-// Bind returns the selection with each word resolved. It is bound once per run, to the discovery at
-// its start.
+// Bind returns the selection with resolved words, once per run, at its start.
 func (r *Resources) Bind(resolve Resolver) *Resources {
 	bind := func(words []resourceWord) []resourceWord {
 		bound := make([]resourceWord, 0, len(words))
@@ -174,19 +171,18 @@ func (r *Resources) Bind(resolve Resolver) *Resources {
 	return &bound
 }
 
-// Included reports whether objects of this resource are collected: of a namespaced one, those in
-// the selected namespaces; of a cluster-scoped one, all; of `namespaces`, the selected ones.
+// Included reports whether objects of this resource are collected: if namespaced, in the selected
+// namespaces; if cluster-scoped, all; of `namespaces`, the selected ones.
 //
 // Namespaced: not excluded, and included or nothing included by name.
 //
-// Cluster-scoped, old style: the same, unless includeClusterResources is false, or is nil in a
-// backup of some namespaces; then only `namespaces` is subject to the lists.
+// Cluster-scoped, old style: the same, unless includeClusterResources is false, or nil in a backup of
+// some namespaces; then only `namespaces` is subject to the lists.
 //
 // Cluster-scoped, new style: not excluded, and included, or `namespaces`, or nothing is listed in a
 // backup of all namespaces and all namespace-scoped resources.
 //
-// A word of the other scope matches nothing. Velero drops it, so that a list of only such words
-// means all.
+// A word of the other scope matches nothing. Velero drops it: a list of only such words means all.
 func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case r.oldStyle && !namespaced && !r.autoOrWanted(gr):
@@ -201,7 +197,6 @@ func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	return gr == namespacesResource || matchAny(r.cluster.included, gr) || r.fullBackup()
 }
 
-// autoOrWanted is the old style's rule for a cluster-scoped resource, without the lists.
 func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 	if r.includeCluster != nil {
 		return *r.includeCluster
@@ -216,12 +211,11 @@ func (r *Resources) fullBackup() bool {
 		r.namespaced.includesAll()
 }
 
-// IncludedRelated reports whether an object that another needs may be included, such as a claim's
-// volume, although its resource is not collected.
-//
-// A namespaced one must be included; the caller checks its namespace. A namespace always may.
-// Another cluster-scoped one may unless it is excluded by name. In the old style it also may not if
-// includeClusterResources is false, or is nil and a list of included resources omits it.
+// IncludedRelated reports whether an object that another needs, such as a claim's volume, may be
+// included, even if its resource is not collected. A namespaced one must be included; the caller checks
+// its namespace. A namespace always may. Another cluster-scoped one may unless excluded by name. In the
+// old style it also may not if includeClusterResources is false, or is nil and a list of included
+// resources omits it.
 func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case namespaced:
@@ -238,10 +232,9 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 	return r.both.includes(gr)
 }
 
-// TouchesClusterScope reports whether the backup may collect cluster-scoped resources; two such
-// backups overlap in the queue. Objects of selected namespaces, as the namespaces and their claims'
-// volumes, don't count. Only the words decide, so that every process computes the same queue. It
-// may say yes for words that match nothing.
+// TouchesClusterScope reports whether the backup may collect cluster-scoped resources, besides selected
+// namespaces and their claims' volumes; two such backups overlap in the queue. Only the words decide,
+// so every process computes the same queue.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
 		// Any resource but namespaces: the lists may allow it or not.
@@ -250,11 +243,11 @@ func (r *Resources) TouchesClusterScope() bool {
 	return len(r.cluster.included) > 0 || r.fullBackup()
 }
 
-// addedByVelero are words that Velero excludes by itself in each backup of the new style. Neither
-// resource is taken unless named, so they change nothing.
+// addedByVelero are words that Velero excludes itself in the new style. They change nothing, since
+// neither resource is taken unless named.
 var addedByVelero = sets.New("volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io")
 
-// AddedByVelero reports whether Velero adds an excluded word by itself.
+// AddedByVelero reports whether Velero itself adds an excluded word.
 func AddedByVelero(word string) bool { return addedByVelero.Has(word) }
 
 func (l wordLists) excludedByUser() (count int) {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// WellKnown are the names of Kubernetes' own resources, for callers without a cluster.
+// WellKnown has Kubernetes' own resources, for callers without a cluster.
 var WellKnown = func() Called {
 	called := Called{}
 	for line := range strings.Lines(`configmaps ConfigMap cm

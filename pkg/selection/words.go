@@ -10,15 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The limits of each list. They bound the time of all computations in this package, so that no
-// author of a list makes others wait.
+// The limits of each list bound all computations here, so that no list makes others wait.
 const (
 	// MaxWords bounds the words of a list.
 	MaxWords = 1000
-	// MaxPatterns bounds the words with a wildcard. Each is compared with each word of the other
-	// list, and one of namespaces with the words of all queued backups.
+	// MaxPatterns bounds words with a wildcard. Each is compared with the other list's words, and one
+	// of namespaces with the words of all queued backups.
 	MaxPatterns = 32
-	// MaxWordLength bounds a word: the longest name of a resource with its group.
+	// MaxWordLength is the longest resource with its group.
 	MaxWordLength = 253
 )
 
@@ -68,7 +67,6 @@ func (s *wordSet) match(name string) bool {
 	return slices.ContainsFunc(s.globs, func(p Pattern) bool { return p.Match(name) })
 }
 
-// covers reports whether a word covers p, which has a wildcard.
 func (s *wordSet) covers(p Pattern) bool {
 	if _, found := slices.BinarySearch(s.names, p.only()); found {
 		return true

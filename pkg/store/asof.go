@@ -19,10 +19,9 @@ import (
 	s3types "github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
-// ErrAsOf: the store is read as of an instant, so nothing is written to it.
+// ErrAsOf: nothing is written to a store that is read as of an instant.
 var ErrAsOf = errors.New("the storage location shows the bucket as it was")
 
-// asOfError is about a whole location. Its text is a reason.
 type asOfError struct{ text string }
 
 func (e *asOfError) Error() string { return e.text }
@@ -30,27 +29,22 @@ func (e *asOfError) Error() string { return e.text }
 func (e *asOfError) Is(target error) bool { return target == ErrAsOf }
 
 const (
-	// lookupPage suffices for most keys' versions.
-	lookupPage = 20
-	// maxKnownVersions bounds the memory for ids of versions.
+	lookupPage       = 20
 	maxKnownVersions = 10_000
-	// lastName is after the names of all objects in a folder.
-	lastName = "\U0010ffff"
+	lastName         = "\U0010ffff"
 )
 
-// asOfBackend shows a versioned bucket of S3 as it was at an instant: of each key the newest
+// asOfBackend shows a versioned bucket of S3 as it was at an instant. Of each key it shows the newest
 // version until then, unless that is a delete marker. It writes nothing.
 //
-// Some stores round times to seconds. Of versions with the same time, the last one is shown. If a
-// version and a delete marker have the same time, and neither is the key's latest, the version is
-// shown.
+// Of versions with one time, since some stores round, the last is shown, and a version before a delete
+// marker, if neither is the latest.
 type asOfBackend struct {
 	client *s3.Client
 	name   string
 	at     time.Time
 
-	mu sync.Mutex
-	// known has ids of shown versions. No answer depends on it.
+	mu    sync.Mutex
 	known map[string]string
 }
 
@@ -58,7 +52,6 @@ func newAsOf(of *blobBackend, at time.Time) *asOfBackend {
 	return &asOfBackend{client: of.s3, name: of.name, at: at, known: map[string]string{}}
 }
 
-// version is a version of an object, or a delete marker.
 type version struct {
 	object   Object
 	id       string
@@ -66,8 +59,6 @@ type version struct {
 	isLatest bool
 }
 
-// supersedes reports whether a version is shown in place of another of the same key, which was
-// listed before.
 func (v *version) supersedes(other *version) bool {
 	switch order := v.object.ModTime.Compare(other.object.ModTime); {
 	case order != 0:
@@ -81,7 +72,7 @@ func (v *version) supersedes(other *version) bool {
 	}
 }
 
-// page lists versions after a key, or in the middle of its versions, in the order of the keys.
+// page lists versions in the keys' order, after a key or one of its versions.
 func (b *asOfBackend) page(ctx context.Context, request *s3.ListObjectVersionsInput) (versions []version, answer *s3.ListObjectVersionsOutput, err error) {
 	request.Bucket = aws.String(b.name)
 	if answer, err = b.client.ListObjectVersions(ctx, request); err != nil {
@@ -117,8 +108,7 @@ func (b *asOfBackend) page(ctx context.Context, request *s3.ListObjectVersionsIn
 	return versions, answer, nil
 }
 
-// shown yields the shown versions of the keys with a prefix, after a key. jump may name a key after
-// which the next page begins.
+// shown yields the shown versions of keys with a prefix. jump may return a key to continue after.
 func (b *asOfBackend) shown(ctx context.Context, prefix, after string, jump func() string) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		request := &s3.ListObjectVersionsInput{Prefix: aws.String(prefix), MaxKeys: aws.Int32(maxPage)}
@@ -165,8 +155,8 @@ func (b *asOfBackend) shown(ctx context.Context, prefix, after string, jump func
 	}
 }
 
-// list lists without a delimiter: then a folder appears only if it had an object. The pages with
-// the rest of such a folder are passed over.
+// list lists without a delimiter, since a folder appears only if it had an object, and skips its other
+// pages.
 func (b *asOfBackend) list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		inside := ""
@@ -212,8 +202,7 @@ func (b *asOfBackend) remember(key, id string) {
 	b.known[key] = id
 }
 
-// find returns the shown version of a key. It lists no further than the key's own versions, which
-// come before the keys that begin with it.
+// find returns a key's shown version. It lists no other key: longer keys come later.
 func (b *asOfBackend) find(ctx context.Context, key string) (version, error) {
 	request := &s3.ListObjectVersionsInput{Prefix: aws.String(key), MaxKeys: aws.Int32(lookupPage)}
 	var best *version
@@ -306,7 +295,7 @@ func (b *asOfBackend) removeUnfinished(context.Context, string, time.Time, bool)
 
 func (b *asOfBackend) folder(key string) (backend, string, error) { return b, key, nil }
 
-// check fails if the bucket has no versioning. While it is suspended, versions are lost.
+// check fails without versioning, since a suspended one loses versions.
 func (b *asOfBackend) check(ctx context.Context, folder string) error {
 	versioning, err := b.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: aws.String(b.name)})
 	if err != nil {
@@ -331,7 +320,6 @@ func (b *asOfBackend) now(ctx context.Context, folder string) (time.Time, error)
 	return theirs, nil
 }
 
-// countsRequests marks a backend whose client tells its requests itself.
 func (b *asOfBackend) countsRequests() {}
 
 func (b *asOfBackend) close() error { return nil }

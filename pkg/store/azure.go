@@ -26,22 +26,20 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/container"
 )
 
-// azurePage is the most that the service lists at once. Few pages matter, since a listing begins at
-// its prefix: this client has no way to begin in the middle.
+// azurePage is the service's maximum. A listing can't begin in the middle.
 const azurePage = 5000
 
-// errHierarchy: the order of names in such accounts is not the one of their bytes.
+// errHierarchy: such accounts don't sort names by bytes.
 var errHierarchy = errors.New("the storage account has a hierarchical namespace, which keeps names in another order: use an account without one")
 
-// azureBackend keeps objects in a container of Azure Blob Storage. An object's version is its ETag.
+// azureBackend keeps objects in a container of Azure Blob Storage, with the ETag as version.
 type azureBackend struct {
 	clients   *followed[*azureClient]
 	transport *http.Transport
-	// flat is true after the account was seen to have no hierarchical namespace.
-	flat atomic.Bool
+	flat      atomic.Bool
 }
 
-// azureDo does an operation, and once more if its credentials are refused and the Secret has others.
+// azureDo repeats an operation once if its credentials are refused and the Secret has others.
 func azureDo[T any](ctx context.Context, b *azureBackend, do func(client *azureClient) (T, error)) (T, error) {
 	client := b.clients.get(ctx, false)
 	got, err := do(client)
@@ -53,8 +51,8 @@ func azureDo[T any](ctx context.Context, b *azureBackend, do func(client *azureC
 	return got, err
 }
 
-// refuseHierarchy asks whether the account has a hierarchical namespace. Some roles may not ask:
-// then a listing that goes backwards, or has a directory, is an error.
+// refuseHierarchy fails for a hierarchical namespace. If a role may not ask, a listing that goes
+// backwards, or has a directory, fails.
 func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	if b.flat.Load() {
 		return nil
@@ -72,7 +70,6 @@ func (b *azureBackend) refuseHierarchy(ctx context.Context) error {
 	return nil
 }
 
-// azureVersion returns an ETag as listings have it.
 func azureVersion(tag *azcore.ETag) string {
 	if tag == nil {
 		return ""
@@ -158,7 +155,7 @@ func (b *azureBackend) get(ctx context.Context, key string, offset, length int64
 	return r, nil
 }
 
-// azureReader verifies the checksum of a whole object at its end, if the object has one.
+// azureReader verifies a whole object's checksum, if any.
 type azureReader struct {
 	io.ReadCloser
 	version string
@@ -192,7 +189,6 @@ func (b *azureBackend) attributes(ctx context.Context, key string) (Object, erro
 	return Object{Size: *answer.ContentLength, ModTime: *answer.LastModified, Version: azureVersion(answer.ETag)}, nil
 }
 
-// unlessExists is the condition of a write that creates an object.
 func unlessExists(exclusive bool) *blob.AccessConditions {
 	if !exclusive {
 		return nil
@@ -207,7 +203,7 @@ func (b *azureBackend) write(ctx context.Context, key string, content Content, o
 	if err := b.refuseHierarchy(ctx); err != nil {
 		return err
 	}
-	// The service verifies it, and keeps it for readers.
+	// The service verifies and stores it.
 	sum := md5.New()
 	if _, err := content.WriteTo(sum); err != nil {
 		return err
@@ -220,7 +216,7 @@ func (b *azureBackend) write(ctx context.Context, key string, content Content, o
 		})
 	})
 	if options.exclusive && errors.Is(explain("", "", err), ErrExists) {
-		// Azurite says so of the blocks of an unfinished write, too. They are no object.
+		// Azurite also refuses for blocks of an unfinished write.
 		if _, failure := b.attributes(ctx, key); errors.Is(explain("", "", failure), ErrNotFound) {
 			body := content.Reader()
 			defer body.Close()
@@ -230,7 +226,7 @@ func (b *azureBackend) write(ctx context.Context, key string, content Content, o
 	return err
 }
 
-// checkName refuses names that the service would change: it takes a backslash for a slash.
+// checkName refuses a backslash: the service takes it for a slash.
 func (b *azureBackend) checkName(key string) error {
 	if strings.Contains(key, `\`) {
 		return fmt.Errorf("%w: Azure Blob Storage takes the backslash in %q for a slash", ErrName, key)
@@ -248,8 +244,7 @@ func (b *azureBackend) newWriter(ctx context.Context, key string) (ObjectWriter,
 	}, nil
 }
 
-// writeBlocks creates an object of blocks. Nothing is visible before the last request. The
-// service removes blocks that are no object's after a week.
+// writeBlocks creates an object by its last request. The service removes other blocks after a week.
 func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.Reader) error {
 	if err := b.refuseHierarchy(ctx); err != nil {
 		return err
@@ -261,7 +256,7 @@ func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.R
 		if n > 0 {
 			whole.Write(buffer[:n])
 			sum := md5.Sum(buffer[:n])
-			// Two writers of one object have different blocks.
+			// Concurrent writers need different blocks.
 			id := base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "%s-%06d", writer, len(blocks)))
 			if _, err := azureDo(ctx, b, func(client *azureClient) (blockblob.StageBlockResponse, error) {
 				return client.NewBlockBlobClient(key).StageBlock(ctx, id, bytesContent(buffer[:n]).Reader(), &blockblob.StageBlockOptions{
@@ -286,7 +281,7 @@ func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.R
 		})
 	})
 	if answer, ok := errors.AsType[*azcore.ResponseError](err); ok && answer.ErrorCode == "InvalidBlockList" {
-		// Another write of the object has removed the blocks.
+		// Another write has removed the blocks.
 		if _, failure := b.attributes(ctx, key); failure == nil {
 			return ErrExists
 		}
@@ -294,7 +289,6 @@ func (b *azureBackend) writeBlocks(ctx context.Context, key string, content io.R
 	return err
 }
 
-// delete compares and removes in one step.
 func (b *azureBackend) delete(ctx context.Context, key, version string) error {
 	err := b.removeIf(ctx, key, &blob.AccessConditions{ModifiedAccessConditions: &blob.ModifiedAccessConditions{IfMatch: to.Ptr(azcore.ETag(`"` + version + `"`))}})
 	if errors.Is(explain("", "", err), ErrExists) {
@@ -314,7 +308,7 @@ func (b *azureBackend) removeIf(ctx context.Context, key string, conditions *blo
 	return err
 }
 
-// removeUnfinished has nothing to do: the service removes blocks that are no object's after a week.
+// removeUnfinished does nothing: the service does it after a week.
 func (b *azureBackend) removeUnfinished(context.Context, string, time.Time, bool) ([]string, error) {
 	return nil, nil
 }

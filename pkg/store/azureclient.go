@@ -21,7 +21,6 @@ import (
 
 const speaksAzure = "the protocol of Azure Blob Storage"
 
-// azureClient is a client with the credentials of its time.
 type azureClient struct{ *container.Client }
 
 func openAzure(location *enginev1alpha1.AzureLocation, secret map[string][]byte, again SecretReader) (*azureBackend, error) {
@@ -51,8 +50,6 @@ type azureOpener struct {
 	options  azcore.ClientOptions
 }
 
-// clients returns clients with the credentials of the location's Secret, or with the environment's
-// own.
 func (o *azureOpener) clients(secret map[string][]byte, again SecretReader) (*followed[*azureClient], error) {
 	name := o.location.CredentialsSecret
 	if name != "" {
@@ -70,8 +67,8 @@ func (o *azureOpener) clients(secret map[string][]byte, again SecretReader) (*fo
 	return &followed[*azureClient]{current: client}, nil
 }
 
-// fromSecret returns a client with an account's key, a shared access signature, or an application.
-// No error quotes them.
+// fromSecret accepts an account's key, a shared access signature, or an application. No error quotes
+// them.
 func (o *azureOpener) fromSecret(secret map[string][]byte) (*azureClient, error) {
 	name := o.location.CredentialsSecret
 	text := func(key string) string { return strings.TrimSpace(string(secret[key])) }
@@ -114,7 +111,7 @@ func (o *azureOpener) clientOptions() *container.ClientOptions {
 	return &container.ClientOptions{ClientOptions: options}
 }
 
-// azureTokens marks errors of tokens, since the store was not asked.
+// azureTokens marks errors of tokens: the store was not asked.
 type azureTokens struct{ azcore.TokenCredential }
 
 func (t azureTokens) GetToken(ctx context.Context, options policy.TokenRequestOptions) (azcore.AccessToken, error) {
@@ -125,8 +122,7 @@ func (t azureTokens) GetToken(ctx context.Context, options policy.TokenRequestOp
 	return token, err
 }
 
-// azureAnswers observes each request, and refuses answers that are no store's: each of a store has
-// an id.
+// azureAnswers refuses answers without a store's request id.
 type azureAnswers struct{}
 
 func (azureAnswers) Do(request *policy.Request) (*http.Response, error) {

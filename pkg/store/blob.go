@@ -28,19 +28,16 @@ const (
 	partBytes     = 8 << 20
 	partsInFlight = 2
 	abortTimeout  = 10 * time.Second
-	// Guessing the type would delay the first bytes.
+	// The store would delay the first bytes to guess it.
 	contentType = "application/octet-stream"
 )
 
 type blobBackend struct {
 	bucket *blob.Bucket
-	// s3 and name are set for S3.
-	s3   *s3.Client
-	name string
-	// lock is set for S3, if the location has a lock.
-	lock *locking
-	// removing excludes this process's writes between check and removal, in stores without
-	// conditional removal.
+	s3     *s3.Client
+	name   string
+	lock   *locking
+	// removing excludes this process's writes during a removal, if that can't be conditional.
 	removing sync.RWMutex
 }
 
@@ -52,8 +49,7 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	if options.StartAfter != "" {
 		listing.BeforeList = func(as func(any) bool) error {
 			var request *s3.ListObjectsV2Input
-			// Only S3 can start in the middle, on its first page; other stores' keys are skipped
-			// below.
+			// Only S3 can start in the middle, on its first page.
 			if as(&request) && request.ContinuationToken == nil {
 				request.StartAfter = aws.String(options.StartAfter)
 			}
@@ -91,7 +87,7 @@ func (b *blobBackend) get(ctx context.Context, key string, offset, length int64)
 
 type blobReader struct{ *blob.Reader }
 
-// Version implements Versioned. Only S3 tells the version with the content.
+// Version implements Versioned. Only S3 sends the version with the content.
 func (r blobReader) Version() string {
 	var answer s3.GetObjectOutput
 	if r.As(&answer) {
@@ -136,7 +132,7 @@ func (b *blobBackend) write(ctx context.Context, key string, content Content, op
 		defer b.removing.RUnlock()
 		return b.bucket.Upload(ctx, key, body, &blob.WriterOptions{ContentType: contentType, IfNotExist: options.exclusive})
 	}
-	// The writer of gocloud.dev would copy and split the content.
+	// gocloud.dev would copy and split the content.
 	request := &s3.PutObjectInput{
 		Bucket:        aws.String(b.name),
 		Key:           aws.String(key),
@@ -169,8 +165,8 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
-// tuneUpload bounds the memory of an upload to S3. Parts are removed even after its context has
-// ended, where the SDK would fail.
+// tuneUpload bounds an upload's memory in S3, and removes parts even after the context's end, unlike
+// the SDK.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	var manager *transfermanager.Client
 	if b.s3 != nil && as(&manager) {
@@ -218,7 +214,7 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	if b.s3 == nil {
 		return b.bucket.Delete(ctx, key)
 	}
-	// gocloud.dev would check first whether it exists.
+	// gocloud.dev would first check that it exists.
 	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
 	return err
 }
@@ -276,8 +272,8 @@ func (b *blobBackend) now(ctx context.Context, folder string) (time.Time, error)
 
 func (b *blobBackend) close() error { return b.bucket.Close() }
 
-// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context
-// has ended.
+// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context has
+// ended.
 type blobWriter struct {
 	*blob.Writer
 	backend *blobBackend

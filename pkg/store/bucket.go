@@ -26,18 +26,18 @@ const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"
 	SecretSessionToken    = "sessionToken"
-	// SecretServiceAccountKey is the key of a Secret with the JSON of a service account's key.
+	// SecretServiceAccountKey has a service account's JSON key.
 	SecretServiceAccountKey = "serviceAccountKey"
-	// SecretAccountKey has the key of a storage account of Azure.
+	// SecretAccountKey has an Azure storage account's key.
 	SecretAccountKey = "accountKey"
-	// SecretSASToken has a shared access signature of Azure.
+	// SecretSASToken has an Azure shared access signature.
 	SecretSASToken     = "sasToken"
 	SecretTenantID     = "tenantID"
 	SecretClientID     = "clientID"
 	SecretClientSecret = "clientSecret"
 )
 
-// SecretKeys tells which keys the Secret of a provider's locations has.
+// SecretKeys describes the keys of a provider's Secrets.
 func SecretKeys(provider enginev1alpha1.StorageProvider) string {
 	switch provider {
 	case enginev1alpha1.StorageProviderGCS:
@@ -48,33 +48,31 @@ func SecretKeys(provider enginev1alpha1.StorageProvider) string {
 	return "the keys " + SecretAccessKeyID + " and " + SecretSecretAccessKey
 }
 
-// backend is a kind of store. Its keys have the prefix, and are checked.
+// backend is a kind of store. Keys have the prefix, and are valid.
 type backend interface {
 	list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	// get with a negative length reads to the end.
+	// A negative length reads to the end.
 	get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	attributes(ctx context.Context, key string) (Object, error)
 	write(ctx context.Context, key string, content Content, options writeOptions) error
 	newWriter(ctx context.Context, key string) (ObjectWriter, error)
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
-	// removeUnfinished removes the rest of writes that began before an instant, unless dryRun, and
-	// returns their keys.
+	// removeUnfinished implements Bucket.RemoveUnfinished.
 	removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
 	folder(key string) (backend, string, error)
-	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
-	// now returns the time by the store's clock; zero if it has none.
+	// now returns the store's time; zero without a clock.
 	now(ctx context.Context, folder string) (time.Time, error)
 	close() error
 }
 
 type writeOptions struct {
-	exclusive bool // ErrExists if there is an object
+	exclusive bool // ErrExists for an object
 	retention Retention
 }
 
-// Bucket is the store of a storage location. It is safe for concurrent use.
+// Bucket is a location's store. It is safe for concurrent use.
 type Bucket struct {
 	backend backend
 	prefix  string
@@ -86,15 +84,14 @@ var (
 	_ Remover = (*Bucket)(nil)
 )
 
-// Open returns the store of a location, without a request to a bucket; a folder must exist. secret
-// is the content of the location's Secret; without one, credentials come from the environment. The
-// caller closes the Bucket.
+// Open returns a location's store, without a request; a folder must exist. Without its Secret's
+// content, credentials come from the environment. The caller closes the Bucket.
 func Open(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
 }
 
-// OpenFollowing is Open for a Bucket that reads its Secret again after a minute, and when the store
-// refuses the credentials. With a nil reader the credentials stay.
+// OpenFollowing is Open with a Secret that is read again after a minute, and when the store refuses the
+// credentials, unless the reader is nil.
 func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
@@ -133,8 +130,8 @@ func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocation
 	}
 }
 
-// OverBlob returns a Bucket over a store of gocloud.dev, below a prefix without slashes at its
-// ends. Close closes bucket.
+// OverBlob returns a Bucket over a store of gocloud.dev, below a prefix without slashes at its ends.
+// Close closes both.
 func OverBlob(bucket *blob.Bucket, prefix string) (*Bucket, error) {
 	prefix, err := folderPrefix(prefix)
 	if err != nil {
@@ -153,7 +150,7 @@ func folderPrefix(prefix string) (string, error) {
 	return prefix + "/", nil
 }
 
-// Check makes the cheapest request that proves that the store answers and can be listed.
+// Check proves cheaply that the store answers and can be listed.
 func (b *Bucket) Check(ctx context.Context) error {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return err
@@ -190,9 +187,8 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 	}
 }
 
-// Folder returns a Bucket of one folder, which replaces b: only one of them is closed. A folder
-// store keeps the present folder, even if another is mounted over it. It fails with ErrNotFound if
-// there is none.
+// Folder returns a Bucket of one folder, which replaces b: close only one. A folder store keeps it,
+// even if another is mounted over it. It fails with ErrNotFound for a missing one.
 func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -251,7 +247,7 @@ func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
 	return b.PutContent(ctx, key, bytesContent(content), Retention{})
 }
 
-// PutContent writes or replaces an object, durably, in one request and without copying the content.
+// PutContent writes or replaces an object durably, in one request, without a copy.
 func (b *Bucket) PutContent(ctx context.Context, key string, content Content, retention Retention) error {
 	return b.write(ctx, "write", key, content, writeOptions{retention: retention})
 }
@@ -267,7 +263,6 @@ func (b *Bucket) write(ctx context.Context, operation, key string, content Conte
 	return b.explainWrite(key, err)
 }
 
-// explainWrite names the rights of a write with a lock, if it was denied.
 func (b *Bucket) explainWrite(key string, err error) error {
 	if b.locking() != nil && isLocked(key) {
 		return lacksRight(err, lockedWrite)
@@ -302,10 +297,9 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 	return &writer{ObjectWriter: w, bucket: b, key: key}, nil
 }
 
-// RemoveUnfinished removes, below a folder, unfinished writes that began before an instant by the
-// store's clock: temporary files, or parts in S3. The caller knows that no writer takes so long. It
-// returns their keys, and removes nothing in a dry run. A store that can't list them gives
-// errors.ErrUnsupported.
+// RemoveUnfinished removes temporary files, or parts in S3, below a folder, of writes that began before an
+// instant by the store's clock. The caller knows that no writer takes so long. It returns their keys; a
+// dry run removes nothing. A store that can't list them returns errors.ErrUnsupported.
 func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -336,8 +330,8 @@ func (b *Bucket) Delete(ctx context.Context, object Object) error {
 	return err
 }
 
-// Remove removes any version of an object, in one request, for names that are used once, as a
-// repository's blobs. A missing object is no error.
+// Remove removes any version of an object in one request, for names that are used once. A missing
+// object is no error.
 func (b *Bucket) Remove(ctx context.Context, key string) error {
 	if err := b.checkKey(ctx, key); err != nil {
 		return err
@@ -349,7 +343,7 @@ func (b *Bucket) Remove(ctx context.Context, key string) error {
 	return err
 }
 
-// checkKey precedes every operation, and checks the context, which some backends ignore.
+// checkKey also checks the context, which some backends ignore.
 func (b *Bucket) checkKey(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 	"github.com/aws/smithy-go/middleware"
 )
 
-// sendChecksums sends a CRC32 with every object and part, which the store verifies. Buckets with a
-// default retention require it. It is a header, which older stores ignore.
+// sendChecksums sends CRC32s, which buckets with a default retention require, in headers, which older
+// stores ignore.
 func sendChecksums(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/checksum",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -36,7 +36,7 @@ func addChecksum(request any) (err error) {
 	case *s3.UploadPartInput:
 		r.ChecksumCRC32, err = checksum(r.Body)
 	case *s3.CreateMultipartUploadInput:
-		// The kind of the parts' checksums must be announced.
+		// Parts need an announcement.
 		r.ChecksumAlgorithm = types.ChecksumAlgorithmCrc32
 	}
 	return err

@@ -14,26 +14,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MostClockDifference is the maximum difference between a process's and a store's clock for work
-// that depends on ages, as in Kopia's maintenance.
+// MostClockDifference is the maximum between the clocks of process and store for work that depends on
+// ages.
 const MostClockDifference = 5 * time.Minute
 
-// ErrClock: the clocks of the store and of this process differ by more than MostClockDifference.
+// ErrClock: the clocks differ by more than MostClockDifference.
 var ErrClock = errors.New("the clock and the store's differ")
 
-// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Callers
-// that remove by age check first. A store without a clock agrees.
+// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Check before
+// removing by age. A store without a clock agrees.
 func (b *Bucket) CheckClock(ctx context.Context, clock clock.PassiveClock) error {
 	_, err := b.CompareClock(ctx, clock)
 	return err
 }
 
-// CompareClock is CheckClock, and says in words how the clock differs from the store's.
+// CompareClock is CheckClock, and describes the difference.
 func (b *Bucket) CompareClock(ctx context.Context, clock clock.PassiveClock) (said string, err error) {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return "", err
 	}
-	// The duration of the request is no difference; HTTP truncates to seconds.
+	// The request takes time; HTTP truncates to seconds.
 	asked := clock.Now().Truncate(time.Second)
 	theirs, err := b.backend.now(ctx, b.prefix)
 	if err != nil {

@@ -27,24 +27,22 @@ import (
 )
 
 const (
-	// identityTimeout is the maximum time of a request for credentials, whose answer is small.
 	identityTimeout = 30 * time.Second
-	// sessionDuration is the maximum for a role that is assumed by another one.
+	// sessionDuration is the maximum for a role assumed by a role.
 	sessionDuration = time.Hour
 )
 
-// identities are the settings with sessions that this process has. A store is opened often, and
-// each session costs a request to STS.
+// identities are this process's settings with sessions: a store is opened often, and a session costs a
+// request to STS.
 var identities = struct {
 	sync.Mutex
 	of map[string]aws.Config
 }{of: map[string]aws.Config{}}
 
-// maxIdentities bounds the sessions of former settings.
 const maxIdentities = 100
 
-// ownIdentity returns settings with the credentials that the environment gives this process, or
-// with the location's role, which it assumes by them.
+// ownIdentity returns settings with the environment's credentials, or with the location's role by
+// these.
 func ownIdentity(ctx context.Context, location *enginev1alpha1.S3Location, region string, trusted *x509.CertPool) (aws.Config, error) {
 	environment := slices.DeleteFunc(os.Environ(), func(variable string) bool { return !strings.HasPrefix(variable, "AWS_") })
 	of := func(role, externalID string) string {
@@ -102,7 +100,7 @@ func load(ctx context.Context, region string, trusted *x509.CertPool) (aws.Confi
 	return settings, nil
 }
 
-// remember keeps settings whose credentials renew themselves. Those in a file stay as they were read.
+// remember keeps settings whose credentials renew themselves: a file's don't.
 func remember(key string, settings aws.Config) {
 	if !hasSessions(settings.Credentials) {
 		return
@@ -126,8 +124,8 @@ func sourcesOf(provider aws.CredentialsProvider) []aws.CredentialSource {
 	return nil
 }
 
-// sessionName returns the pod's name, by which an audit log tells the roles of Holdfast apart. It
-// must not vary: STS's errors quote it, and conditions have them.
+// sessionName returns the pod's name, for audit logs. It must not vary: conditions have STS's errors,
+// which quote it.
 func sessionName() string {
 	name, _ := os.Hostname()
 	name = strings.Map(func(r rune) rune {
@@ -142,7 +140,7 @@ func sessionName() string {
 	return name[:min(len(name), 64)]
 }
 
-// toldCredentials marks errors, since the store has no part in them.
+// toldCredentials marks errors that are not the store's.
 type toldCredentials struct{ aws.CredentialsProvider }
 
 // Retrieve implements aws.CredentialsProvider.
@@ -163,7 +161,7 @@ func (e *credentialsError) Unwrap() error { return e.cause }
 const noCredentials = "there are no usable credentials for the store: give the pods an identity, or name a Secret in spec.s3.credentialsSecret"
 
 func classifyCredentials(failed *credentialsError) (reason string, kind error) {
-	// A role may be assumed with credentials that failed themselves.
+	// A role may be assumed with other credentials that failed.
 	for inner, ok := errors.AsType[*credentialsError](failed.cause); ok; inner, ok = errors.AsType[*credentialsError](failed.cause) {
 		failed = inner
 	}
@@ -212,12 +210,12 @@ func classifyCredentials(failed *credentialsError) (reason string, kind error) {
 
 const (
 	maxWords = 500
-	// maxWord is longer than the ARN of a usual role, and shorter than any token.
+	// maxWord is longer than a usual role's ARN, and shorter than any token.
 	maxWord = 160
 )
 
-// words returns STS's message, which names the caller and the missing right. It leaves out one that
-// may quote a token.
+// words returns STS's message, which names the caller and the missing right, unless it may quote a
+// token.
 func words(message string) string {
 	if message == "" || len(message) > maxWords || strings.ContainsFunc(message, func(r rune) bool { return r < ' ' || r > '~' }) ||
 		slices.ContainsFunc(strings.Fields(message), func(word string) bool { return len(word) > maxWord }) {

@@ -29,13 +29,13 @@ var (
 	ErrNotFound = errors.New("no such object")
 	ErrExists   = errors.New("the object exists")
 	ErrRange    = errors.New("the object has no such part")
-	// ErrChanged: the object to be removed was replaced.
+	// ErrChanged: the object to remove was replaced.
 	ErrChanged     = errors.New("the object is another one by now")
 	ErrUnavailable = errors.New("the store is unavailable")
 	ErrDenied      = errors.New("the store denies access")
-	// ErrName: another name would be kept in place of this one.
+	// ErrName: the store would change the name.
 	ErrName = errors.New("the store can't keep an object of this name")
-	// ErrNoBucket is ErrUnavailable, too.
+	// ErrNoBucket is also ErrUnavailable.
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
 )
 
@@ -69,8 +69,8 @@ func (e *opError) Unwrap() []error {
 	return []error{e.kind, e.cause}
 }
 
-// Reason returns why an operation failed, in stable words without its key, for a condition. Other
-// errors give their own text.
+// Reason returns why an operation failed in stable words, without the key, for a condition. Other
+// errors return their text.
 func Reason(err error) string {
 	if failed, ok := errors.AsType[*opError](err); ok {
 		return failed.reason
@@ -146,7 +146,7 @@ func classify(err error) (reason string, kind error) {
 		return "the connection to the store broke", ErrUnavailable
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
-		// Without an answer or a network fault, the request could not be signed.
+		// Without an answer or a network fault, signing failed.
 		return noCredentials, ErrDenied
 	}
 	return "the store can't do that", nil
@@ -175,10 +175,9 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	return classifyStatus(code, status)
 }
 
-// classifyStatus classifies an answer by its status in HTTP. The code is the store's word for it.
 func classifyStatus(code string, status int) (reason string, kind error) {
 	said := ""
-	// For an answer without a code, as a proxy's, the SDK uses the status's text.
+	// Without a code, the SDK uses the status's text.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}

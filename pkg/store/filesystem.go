@@ -28,20 +28,17 @@ const (
 	fileMode   = 0o600
 	folderMode = 0o700
 
-	// folderTries bounds how often a writer creates its folder while removers remove it. It only
-	// matters if the location's folder was removed while open.
+	// folderTries bounds how often a writer creates its folder while removers remove it.
 	folderTries = 1000
 
 	temporaryPrefix = ".holdfast-"
 	temporarySuffix = ".tmp"
 )
 
-// filesystemBackend keeps each object in a file. The folder is opened for each operation, since it
-// may be mounted at any time; only Bucket.Folder's stays open. It is never left, by symbolic link
-// or otherwise.
+// filesystemBackend keeps each object in a file. It opens the folder for each operation, since it may
+// be mounted at any time; only Bucket.Folder's stays open. No symbolic link leads out.
 //
-// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive
-// writes, and does not sync.
+// The store of gocloud.dev lists incompletely, shows unfinished files, races, and does not sync.
 type filesystemBackend struct {
 	path     string
 	open     *os.Root // of a Folder
@@ -72,7 +69,7 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 	return f, root.Close()
 }
 
-// root fails for a missing folder. The error omits its path, since tenants read it.
+// root omits the path from its error, since tenants read it.
 func (f *filesystemBackend) root() (opened, error) {
 	if f.open != nil {
 		return opened{f.open, true}, nil
@@ -134,8 +131,7 @@ type fileListing struct {
 	yield     func(Object, error) bool
 }
 
-// folder yields the content of a folder, "" or ending in a slash. Folders sort by their names with
-// the slash.
+// folder yields a folder's content. Folders sort with their slash.
 func (l *fileListing) folder(folder string) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
@@ -166,7 +162,6 @@ func (l *fileListing) folder(folder string) error {
 	return nil
 }
 
-// readFolder returns the objects and folders of one level, in the order of keys.
 func readFolder(root opened, folder string, unfinished bool) ([]Object, error) {
 	directory, err := root.Open(path.Join(".", folder))
 	if err != nil {
@@ -298,7 +293,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 		return ErrChanged
 	}
 	folder := path.Dir(key)
-	// The file may have been replaced meanwhile: move it aside, and compare.
+	// It may have been replaced: move it aside, and compare.
 	aside := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
 	if err := root.Rename(key, aside); err != nil {
 		return err
@@ -319,7 +314,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 	return other
 }
 
-// fileVersion returns the inode and the time of the write, since inodes are reused.
+// fileVersion includes the time, since inodes are reused.
 func fileVersion(info fs.FileInfo) string {
 	var inode uint64
 	if status, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -385,7 +380,7 @@ func (f *filesystemBackend) close() error {
 	return f.open.Close()
 }
 
-// removeEmptyFolders removes folders with their last object, as in other stores.
+// removeEmptyFolders makes folders end with their last object, as elsewhere.
 func removeEmptyFolders(root opened, folder string) {
 	for folder != "." && root.Remove(folder) == nil {
 		folder = path.Dir(folder)
@@ -418,7 +413,7 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, temporaryPrefix) && strings.HasSuffix(name, temporarySuffix)
 }
 
-// IsUnfinished reports whether a key is of an unfinished write, as ListOptions.Unfinished lists.
+// IsUnfinished reports whether a key is of an unfinished write.
 func IsUnfinished(key string) bool { return isTemporary(path.Base(key)) }
 
 type fileReader struct {
@@ -464,7 +459,7 @@ func (w *fileWriter) commitOver() error {
 	})
 }
 
-// Commit fails for an existing object. It makes this and earlier objects of its folder durable.
+// Commit fails for an existing object. It makes the folder's objects durable.
 func (w *fileWriter) Commit() error {
 	return w.end(func() error {
 		err := w.root.Link(w.temporary, w.key)
@@ -479,7 +474,7 @@ func (w *fileWriter) Commit() error {
 	})
 }
 
-// syncFolders syncs the object's folder, and with all those above, which may be new.
+// syncFolders syncs the object's folder, or all above, too, which may be new.
 func (w *fileWriter) syncFolders(all bool) error {
 	for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
 		if err := syncFolder(w.root, folder); err != nil || !all || folder == "." {

@@ -17,28 +17,27 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// foreignAnswer is a successful answer that is no store's, as of a portal or a proxy.
+// foreignAnswer is a success that no store has sent, but a proxy, for example.
 type foreignAnswer struct {
-	// speaks is what a store would speak, if it is not S3.
 	speaks string
 	sent   string
-	// again is set where a store itself may have answered, and is asked again: versitygw describes
-	// an object without its ETag while it removes it.
+	// again is set if a store may have answered: versitygw describes an object without its ETag while
+	// it removes it.
 	again bool
 }
 
-// RetryableError tells the SDK whether to ask again.
+// RetryableError implements the SDK's interface.
 func (e *foreignAnswer) RetryableError() bool { return e.again }
 
-// NonRetriable tells the SDK of Azure not to ask again.
+// NonRetriable stops the retries of Azure's SDK.
 func (e *foreignAnswer) NonRetriable() {}
 
 func (e *foreignAnswer) Error() string {
 	return "what answers does not speak " + cmp.Or(e.speaks, "S3") + ", and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
-// refuseForeign makes a client fail on such answers. It would take any page with status 200 for an
-// empty listing, or a finished write.
+// refuseForeign makes such answers errors. A client would take any page for an empty listing, or a
+// finished write.
 func refuseForeign(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {

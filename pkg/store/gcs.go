@@ -35,10 +35,9 @@ const (
 	speaksGCS   = "the protocol of Google Cloud Storage"
 )
 
-// gcsBackend keeps objects in a bucket of Google Cloud Storage. An object's version is its
-// generation. It uses Google's client of the JSON API. The larger client, cloud.google.com/go/storage,
-// is built on this one. It repeats requests without a bound, takes a missing bucket for a missing
-// object, and links gRPC and xDS.
+// gcsBackend keeps objects in a bucket of Google Cloud Storage, with the generation as version. The
+// larger client cloud.google.com/go/storage repeats requests without a bound, takes a missing bucket
+// for a missing object, and links gRPC and xDS.
 type gcsBackend struct {
 	objects  *gcs.ObjectsService
 	client   *http.Client
@@ -65,7 +64,6 @@ func openGCS(ctx context.Context, location *enginev1alpha1.GCSLocation, secret m
 	return b, nil
 }
 
-// The fields of an object and of a listing that are asked for.
 const (
 	gcsFields      = "kind,name,size,generation,timeCreated,crc32c"
 	gcsItems       = googleapi.Field("items(name,size,generation,timeCreated)")
@@ -158,7 +156,6 @@ func encodeCRC32C(sum uint32) string {
 	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
 }
 
-// gcsChecksum returns the CRC32C of an answer's object; "" if it has none.
 func gcsChecksum(header http.Header) string {
 	for _, value := range header.Values("X-Goog-Hash") {
 		for sum := range strings.SplitSeq(value, ",") {
@@ -170,7 +167,6 @@ func gcsChecksum(header http.Header) string {
 	return ""
 }
 
-// gcsReader verifies the checksum of a whole object at its end.
 type gcsReader struct {
 	io.ReadCloser
 	version string
@@ -202,8 +198,7 @@ func (b *gcsBackend) attributes(ctx context.Context, key string) (Object, error)
 	return gcsObject(object)
 }
 
-// write writes an object in one request. The client of the API would not know its length, and could
-// not repeat it.
+// write makes one request. The API's client would not know the length, and could not repeat it.
 func (b *gcsBackend) write(ctx context.Context, key string, content Content, options writeOptions) error {
 	if options.retention.Mode != "" {
 		return errors.ErrUnsupported
@@ -247,7 +242,6 @@ func (b *gcsBackend) write(ctx context.Context, key string, content Content, opt
 	return gcsWrote(&made)
 }
 
-// gcsWrote fails unless an answer describes a new object.
 func gcsWrote(object *gcs.Object) error {
 	if object.Kind != gcsObjectKind {
 		return &foreignAnswer{speaks: speaksGCS, sent: "no object"}
@@ -274,7 +268,6 @@ func (b *gcsBackend) newWriter(ctx context.Context, key string) (ObjectWriter, e
 	}, nil
 }
 
-// delete compares and removes in one step.
 func (b *gcsBackend) delete(ctx context.Context, key, version string) error {
 	generation, err := strconv.ParseInt(version, 10, 64)
 	if err != nil {
@@ -291,8 +284,7 @@ func (b *gcsBackend) remove(ctx context.Context, key string) error {
 	return b.objects.Delete(b.bucket, key).Context(ctx).Do()
 }
 
-// removeUnfinished has nothing to do: unfinished uploads are no objects, cost nothing, and end
-// after a week.
+// removeUnfinished does nothing: unfinished uploads cost nothing, and end after a week.
 func (b *gcsBackend) removeUnfinished(context.Context, string, time.Time, bool) ([]string, error) {
 	return nil, nil
 }
@@ -320,14 +312,13 @@ func (b *gcsBackend) close() error {
 
 func (b *gcsBackend) countsRequests() {}
 
-// bufferedWriter streams an object. One that fits into most bytes is written in one request.
+// bufferedWriter streams an object, or writes up to most bytes in one request.
 type bufferedWriter struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	most   int
-	// small writes a new object; large one of unknown length, which ends with the reader's EOF.
-	small func(content []byte) error
-	large func(content io.Reader) error
+	small  func(content []byte) error
+	large  func(content io.Reader) error
 
 	buffer bytes.Buffer
 	pipe   *io.PipeWriter
@@ -355,7 +346,6 @@ func (w *bufferedWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// begin sends what is in the buffer, and then what is written into the pipe.
 func (w *bufferedWriter) begin() {
 	content, pipe := io.Pipe()
 	w.pipe, w.done = pipe, make(chan error, 1)

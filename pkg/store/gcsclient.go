@@ -25,21 +25,17 @@ import (
 )
 
 const (
-	// attempts bounds how often a request is sent, as in the SDK of S3.
-	attempts   = 3
-	firstPause = 200 * time.Millisecond
-	// tokenTimeout bounds a request for a token.
-	tokenTimeout = 30 * time.Second
-	// mostOfAnError bounds what is read of an answer that is an error.
+	// attempts bounds a request's repetitions, as in the SDK of S3.
+	attempts      = 3
+	firstPause    = 200 * time.Millisecond
+	tokenTimeout  = 30 * time.Second
 	mostOfAnError = 64 << 10
 )
 
-// gcsIdentity is an account, by its tokens.
 type gcsIdentity struct{ oauth2.TokenSource }
 
-// gcsIdentityOf returns the account of a location's Secret, or the environment's own.
 func gcsIdentityOf(location *enginev1alpha1.GCSLocation, secret map[string][]byte, again SecretReader, base http.RoundTripper) (*followed[*gcsIdentity], error) {
-	// Tokens outlive the operation that needs the first one.
+	// Tokens outlive the first operation.
 	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Transport: base, Timeout: tokenTimeout})
 	name := location.CredentialsSecret
 	if name == "" {
@@ -50,7 +46,7 @@ func gcsIdentityOf(location *enginev1alpha1.GCSLocation, secret map[string][]byt
 		if len(key) == 0 {
 			return nil, fmt.Errorf("the Secret %s lacks the key %s: add it", name, SecretServiceAccountKey)
 		}
-		// Other kinds of credentials can name programs and addresses to be used.
+		// Other kinds of credentials can name programs and addresses to use.
 		account, err := google.CredentialsFromJSONWithType(ctx, key, google.ServiceAccount, gcs.DevstorageReadWriteScope)
 		if err != nil || !hasPrivateKey(key) {
 			// The cause may quote the key.
@@ -71,8 +67,8 @@ func hasPrivateKey(account []byte) bool {
 	return block != nil
 }
 
-// environmentTokens looks for the environment's own account when a token is needed: that may need
-// requests, and a file that comes later.
+// environmentTokens finds the environment's account when a token is needed, perhaps by requests, or in
+// a later file.
 type environmentTokens struct {
 	ctx    context.Context
 	mu     sync.Mutex
@@ -92,12 +88,12 @@ func (e *environmentTokens) Token() (*oauth2.Token, error) {
 	return e.source.Token()
 }
 
-// tokenError: there is no token, so no request was sent.
+// tokenError: no request was sent.
 type tokenError struct{ error }
 
 func (e *tokenError) Unwrap() error { return e.error }
 
-// NonRetriable tells the SDK of Azure not to ask again: its credentials have done so.
+// NonRetriable stops the retries of Azure's SDK: its credentials have retried.
 func (e *tokenError) NonRetriable() {}
 
 const noToken = "there are no usable credentials for the store: give the pods an identity, or name a Secret in credentialsSecret"
@@ -124,7 +120,6 @@ func classifyToken(err *tokenError) (reason string, kind error) {
 	return noToken, ErrDenied
 }
 
-// answerError is an answer of a store that is an error.
 type answerError struct {
 	status int
 	code   string
@@ -132,7 +127,7 @@ type answerError struct {
 
 func (e *answerError) Error() string { return fmt.Sprintf("status %d %s", e.status, e.code) }
 
-// Codes of an answerError that is not what its status says.
+// Codes of an answerError whose status misleads.
 const (
 	codeNoBucket  = "noBucket"
 	codeNoSession = "noSession"
@@ -156,8 +151,8 @@ func isBusy(status int) bool {
 	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout
 }
 
-// gcsTransport authorizes requests, repeats them if the store can't answer, and makes errors of
-// answers that are errors, or no store's. So no redirection is followed, which would get the token.
+// gcsTransport authorizes requests, repeats them if the store can't answer, and makes errors of bad or
+// foreign answers. So no redirection gets the token.
 type gcsTransport struct {
 	base     *http.Transport
 	identity *followed[*gcsIdentity]
@@ -201,7 +196,6 @@ func (t *gcsTransport) RoundTrip(request *http.Request) (*http.Response, error) 
 	}
 }
 
-// mayPass reports whether a request that has failed may succeed if it is repeated.
 func mayPass(err error) bool {
 	_, isForeign := errors.AsType[*foreignAnswer](err)
 	return errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNoBucket) && !isForeign
@@ -220,7 +214,7 @@ func (t *gcsTransport) send(request *http.Request, identity *gcsIdentity) (*http
 	token.SetAuthHeader(request)
 	isMedia := request.URL.Query().Get("alt") == "media"
 	if isMedia {
-		// Else an object that its writer has stored compressed would be decompressed.
+		// Else objects stored compressed would be decompressed.
 		request.Header.Set("Accept-Encoding", "gzip")
 	}
 	response, err := t.base.RoundTrip(request)
@@ -249,7 +243,7 @@ func (t *gcsTransport) send(request *http.Request, identity *gcsIdentity) (*http
 	return response, nil
 }
 
-// gcsCode returns the code of an answer that is an error. Downloads have a text, and others JSON.
+// gcsCode returns an error's code. Downloads have text, others JSON.
 func gcsCode(request *http.Request, status int, text []byte) string {
 	ofUpload := strings.HasPrefix(request.URL.Path, "/upload/")
 	switch {
@@ -273,7 +267,6 @@ func gcsCode(request *http.Request, status int, text []byte) string {
 	return ""
 }
 
-// contentTypeOf returns the type of an answer's content.
 func contentTypeOf(response *http.Response) string {
 	if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {
 		return kind

@@ -18,11 +18,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ErrOther: the store is not the expected one. It is ErrUnavailable, too.
+// ErrOther: it is not the expected store. It is also ErrUnavailable.
 var ErrOther = errors.New("it is another store")
 
-// Identity reads the store's id. It fails with ErrNotFound without an id, and with ErrUnavailable
-// for an answer of no store.
+// Identity returns the store's id. It fails with ErrNotFound without one, and with ErrUnavailable for a
+// foreign answer.
 func (b *Bucket) Identity(ctx context.Context) (id string, err error) {
 	content, err := b.Get(ctx, format.StoreIdentityKey)
 	if err != nil {
@@ -32,7 +32,7 @@ func (b *Bucket) Identity(ctx context.Context) (id string, err error) {
 	return readIdentity(content)
 }
 
-// Identify returns the store's id, and creates it if missing.
+// Identify returns the store's id, and creates a missing one.
 func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err error) {
 	if id, err = b.Identity(ctx); !errors.Is(err, ErrNotFound) {
 		return id, err
@@ -44,7 +44,7 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 	if err := b.Create(ctx, format.StoreIdentityKey, content); err != nil && !errors.Is(err, ErrExists) {
 		return "", err
 	}
-	// Another writer may have been first, or the write may not have been stored.
+	// Another writer may have been first, or nothing was stored.
 	id, err = b.Identity(ctx)
 	if errors.Is(err, ErrNotFound) {
 		return "", notAStore(err)
@@ -52,8 +52,8 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 	return id, err
 }
 
-// KeepsConditions reports whether the store heeds the condition of Create: it must refuse to write
-// the store's id anew. Its bytes stay as they are in either case.
+// KeepsConditions reports whether the store heeds the condition of Create: it creates the store's id
+// again, with the same bytes.
 func (b *Bucket) KeepsConditions(ctx context.Context) (bool, error) {
 	content, err := b.Get(ctx, format.StoreIdentityKey)
 	if err != nil {
@@ -70,8 +70,8 @@ func (b *Bucket) KeepsConditions(ctx context.Context) (bool, error) {
 	return false, err
 }
 
-// Expect fails with ErrOther unless the store has the id. A folder is compared again before each
-// use after it was replaced.
+// Expect fails with ErrOther unless the store has the id. A replaced folder is compared again before
+// use.
 func (b *Bucket) Expect(ctx context.Context, id string) error {
 	found, err := b.Identity(ctx)
 	if err := compareIdentity(found, err, id); err != nil {
@@ -116,8 +116,8 @@ func notAStore(cause error) error {
 
 type expectedFolder struct {
 	id, key string
-	// known is the version of the compared id file. Another folder's version differs, even with the
-	// same device number.
+	// known is the compared id file's version. Another folder's differs, even with the same device
+	// number.
 	known atomic.Pointer[string]
 }
 

@@ -24,51 +24,34 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ErrNoLock: the location has a lock, and its bucket can't lock objects. A write would fail, or keep
-// no promise.
+// ErrNoLock: the location has a lock, but its bucket can't lock objects.
 var ErrNoLock = errors.New("the bucket can't lock objects")
 
-// lockedWrite names the rights that a write with a lock needs.
 const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
 
-// kopiaFormat is the blob that opens a repository. It is created without Kopia.
+// kopiaFormat opens a repository. It is created without Kopia.
 const kopiaFormat = "kopia.repository"
 
-// isLocked reports whether the object of a key, below the location's prefix, is written with a
-// lock. In a bucket with object lock each write makes a version, and a removal hides it: neither is
-// refused. So even an object that is rewritten may be locked; each of its versions then stays.
-//
-//	objects                                locked  why
-//	backups/NAME/, all of them             yes     a restore needs them; the owner's mark, too, is written once
-//	metadata/holdfast/store.json           yes     without it the store is not recognized
-//	metadata/holdfast/keys/                yes     they open all repositories when the cluster is lost
-//	kopia/NAMESPACE/, packs and indexes    yes     by Kopia's own rule: see package repository
-//	kopia/NAMESPACE/kopia.repository       yes     it opens the repository; its key changes rarely
-//	kopia/NAMESPACE/, all other            no      rewritten by each maintenance, or derived
-//	metadata/holdfast/index/               no      derived from backups/, and rewritten
-//	metadata/holdfast/claims/, probes/     no      rewritten each minute; removed at once
-//	metadata/holdfast/removals/            no      requests, which are removed when they are done
-//
-// A removal request that an attacker forges, or removes, is in no backup's way: the versions stay.
+// isLocked reports whether the object of a key, below the location's prefix, is written with a lock:
+// see docs/lock.md. Kopia's own rule is for packs and indexes. With object lock a write makes a
+// version, and a removal hides it. So even objects that are rewritten may be locked, and forged or
+// removed requests harm no backup.
 func isLocked(key string) bool {
 	return strings.HasPrefix(key, format.BackupsPrefix) || key == format.StoreIdentityKey || strings.HasPrefix(key, format.WrappedKeysPrefix) ||
 		strings.HasPrefix(key, format.RepositoriesPrefix) && path.Base(key) == kopiaFormat
 }
 
-// locking locks the objects that a client of S3 writes.
 type locking struct {
 	mode   string
 	period time.Duration
 	prefix string
-	// read is the store's clock at its last answer; ask reads it.
-	read atomic.Pointer[clockReading]
-	ask  func(context.Context) error
+	read   atomic.Pointer[clockReading]
+	ask    func(context.Context) error
 }
 
-// clockReading is an instant by the store's clock, and by this process's monotonic one.
+// clockReading is an instant by the store's, and by this process's monotonic clock.
 type clockReading struct{ theirs, ours time.Time }
 
-// newLocking returns how the objects below a location's prefix are locked; nil without a lock.
 func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	if lock == nil {
 		return nil
@@ -76,7 +59,7 @@ func newLocking(lock *enginev1alpha1.StorageLock, prefix string) *locking {
 	return &locking{mode: strings.ToUpper(string(lock.Mode)), period: lock.Period(), prefix: prefix}
 }
 
-// use adds the lock to a client's writes: whole objects and those in parts.
+// use locks a client's writes.
 func (l *locking) use(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/lock",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -115,10 +98,9 @@ func (l *locking) add(ctx context.Context, request any) error {
 	return nil
 }
 
-// end returns the end of a lock that begins now, by the store's clock. The store's last answer said
-// its time to the second, and this process's monotonic clock counts from there: so neither a wrong
-// clock here nor its correction shortens a lock. The time of an answer's way is lost. So is the time
-// in which the machine slept since the last answer.
+// end returns the end of a lock that begins now. The store's last answer gives its time, and this
+// process's monotonic clock counts from there. So a wrong clock here shortens no lock. docs/lock.md has
+// the errors.
 func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, error) {
 	read := l.read.Load()
 	if read == nil && l.ask != nil {
@@ -133,8 +115,7 @@ func (l *locking) end(ctx context.Context, period time.Duration) (time.Time, err
 	return read.theirs.Add(time.Since(read.ours) + period).Truncate(time.Second).Add(time.Second).UTC(), nil
 }
 
-// Lock returns how the store's objects are locked by the location: the mode in S3's words, and for
-// how long at once. The period is zero without a lock.
+// Lock returns the location's lock: the mode in S3's words, and the period; zero without a lock.
 func (b *Bucket) Lock() (mode string, period time.Duration) {
 	if l := b.locking(); l != nil {
 		return l.mode, l.period
@@ -149,8 +130,8 @@ func (b *Bucket) locking() *locking {
 	return nil
 }
 
-// Retain returns the retention of an object that is written now: by the store's clock if the
-// location has a lock, else by this machine's.
+// Retain returns the retention of an object that is written now, by the store's clock if the location
+// has a lock, else by this machine's.
 func (b *Bucket) Retain(ctx context.Context, mode string, period time.Duration) (Retention, error) {
 	l := b.locking()
 	if l == nil {
@@ -160,8 +141,8 @@ func (b *Bucket) Retain(ctx context.Context, mode string, period time.Duration) 
 	return Retention{Mode: mode, Until: end}, explain("ask the clock of", "", err)
 }
 
-// CheckLock fails with ErrNoLock if the location has a lock, and its bucket can't lock objects. It
-// makes no request without a lock.
+// CheckLock fails with ErrNoLock if the location has a lock, but its bucket can't lock objects. Without
+// a lock it makes no request.
 func (b *Bucket) CheckLock(ctx context.Context) error {
 	l := b.locking()
 	if l == nil {
@@ -189,9 +170,9 @@ func (b *Bucket) CheckLock(ctx context.Context) error {
 	}
 }
 
-// ExtendLock ensures that an object is locked for a time from now, by the store's clock, and returns
-// until when it is. If the lock ends too early, it is extended by the location's period. The object
-// keeps the mode that it has. It fails with ErrNotFound for a missing object.
+// ExtendLock ensures that an object is locked for at least a time from now, by the store's clock, and
+// returns the end. An earlier end is extended by the location's period; the mode stays. It fails with
+// ErrNotFound for a missing object.
 func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration) (time.Time, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return time.Time{}, err
@@ -202,7 +183,7 @@ func (b *Bucket) ExtendLock(ctx context.Context, key string, least time.Duration
 	}
 	until, err := b.extend(ctx, l, key, least)
 	if errors.Is(err, ErrDenied) {
-		// Another process may have extended it further meanwhile, and a shorter lock is denied.
+		// Another process may have extended it further, and shortening is denied.
 		if again, mode, readErr := b.retention(ctx, b.prefix+key); readErr == nil && mode != "" && again.After(until) {
 			return again, nil
 		}
@@ -240,7 +221,6 @@ func (b *Bucket) extend(ctx context.Context, l *locking, key string, least time.
 	return end, nil
 }
 
-// retention reads an object's lock; the mode is empty without one.
 func (b *Bucket) retention(ctx context.Context, key string) (until time.Time, mode s3types.ObjectLockRetentionMode, err error) {
 	client, name := b.client()
 	found, err := client.GetObjectRetention(ctx, &s3.GetObjectRetentionInput{Bucket: aws.String(name), Key: aws.String(key)})
@@ -255,7 +235,6 @@ func (b *Bucket) retention(ctx context.Context, key string) (until time.Time, mo
 	return aws.ToTime(found.Retention.RetainUntilDate), found.Retention.Mode, nil
 }
 
-// client returns the client of a bucket with a lock, and the bucket's name.
 func (b *Bucket) client() (*s3.Client, string) {
 	backend := b.backend.(*blobBackend)
 	return backend.s3, backend.name
@@ -268,7 +247,6 @@ func errorCode(err error) string {
 	return ""
 }
 
-// lacksRight adds the needed right to the reason of a denied request.
 func lacksRight(err error, right string) error {
 	if failed, ok := errors.AsType[*opError](err); ok && errors.Is(err, ErrDenied) && !errors.Is(err, ErrClock) {
 		return &opError{operation: failed.operation, key: failed.key, kind: failed.kind, cause: failed.cause,

@@ -11,18 +11,17 @@ import (
 	"slices"
 )
 
-// errOrder: a listing that goes backwards may have left objects out.
+// errOrder: a listing that goes backwards may lack objects.
 var errOrder = errors.New("the store lists names out of their order")
 
-// page is one answer of a listing: objects and folders, in any order, and the token of the next
-// page; "" for the last one.
+// page is one answer of a listing, in any order, and the next page's token; "" for the last.
 type page struct {
 	objects []Object
 	next    string
 }
 
-// listPages lists pages in the order of the keys' bytes, after options.StartAfter. It fails if a page
-// begins before the end of the last one.
+// listPages yields pages' objects in the order of the keys' bytes, after options.StartAfter. It fails
+// if a page goes backwards.
 func listPages(folder string, options ListOptions, fetch func(token string) (page, error)) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		last := options.StartAfter
@@ -52,8 +51,8 @@ func listPages(folder string, options ListOptions, fetch func(token string) (pag
 	}
 }
 
-// changedOrGone explains the failed condition of a removal. Some services say the same of a missing
-// object, so the store is asked.
+// changedOrGone asks the store why a removal's condition failed: some services say the same of a
+// missing object.
 func changedOrGone(ctx context.Context, b backend, key string) error {
 	if _, err := b.attributes(ctx, key); errors.Is(explain("", "", err), ErrNotFound) {
 		return err

@@ -12,9 +12,8 @@ import (
 
 type observerKey struct{}
 
-// ObserveRequests calls observe for each request of operations with this context: pages of listings
-// and repetitions included. ErrUnavailable means that the store can't answer now. Calls may be
-// concurrent.
+// ObserveRequests calls observe for each request with this context, with all pages and repetitions.
+// ErrUnavailable means that the store can't answer now. Calls may be concurrent.
 func ObserveRequests(ctx context.Context, observe func(operation string, err error)) context.Context {
 	return context.WithValue(ctx, observerKey{}, observe)
 }

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// rereadEvery is the time between reads of the Secret: a rotated key must stay valid so long.
+	// rereadEvery is how long a rotated key must stay valid.
 	rereadEvery   = time.Minute
 	rereadTimeout = 10 * time.Second
 )
@@ -27,8 +27,7 @@ const (
 // SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
-// followed are the credentials of a Secret, which is read again while the store is open: the
-// catalogue's stores stay open.
+// followed are credentials of a Secret, which is read again: the catalogue's stores stay open.
 type followed[C any] struct {
 	secret string
 	// read is nil if the credentials stay.
@@ -41,7 +40,6 @@ type followed[C any] struct {
 	asked   time.Time
 }
 
-// follow returns the credentials of a Secret. It fails if they can't be used.
 func follow[C any](name string, secret map[string][]byte, read SecretReader, parse func(map[string][]byte) (C, error)) (*followed[C], error) {
 	current, err := parse(secret)
 	if err != nil {
@@ -50,8 +48,8 @@ func follow[C any](name string, secret map[string][]byte, read SecretReader, par
 	return &followed[C]{secret: name, read: read, parse: parse, data: secret, current: current, asked: time.Now()}, nil
 }
 
-// get returns the credentials. The Secret is read after a minute, or at once; an unreadable or
-// incomplete one changes nothing, and neither does an equal one.
+// get reads the Secret after a minute, or at once. An unreadable, incomplete or equal one changes
+// nothing.
 func (f *followed[C]) get(ctx context.Context, atOnce bool) C {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -79,7 +77,7 @@ func (f *followed[C]) reread(ctx context.Context) error {
 	return err
 }
 
-// secretProvider gives the credentials of a Secret to the SDK of S3, which keeps them for a minute.
+// secretProvider gives the SDK of S3 a Secret's credentials for a minute.
 type secretProvider struct {
 	*followed[aws.Credentials]
 	used atomic.Bool
@@ -106,7 +104,7 @@ func rotating(name string, secret map[string][]byte, read SecretReader) (aws.Cre
 	return aws.NewCredentialsCache(&secretProvider{followed: credentials}), nil
 }
 
-// followRotation repeats a request with refused credentials, if there are others by then.
+// followRotation repeats a request if its credentials are refused, and there are others.
 func followRotation(cache *aws.CredentialsCache, refuses func(error) bool) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
@@ -140,7 +138,7 @@ func (e rotatedError) Unwrap() error { return e.error }
 
 func (rotatedError) RetryableError() bool { return true }
 
-// refuses reports whether an answer refuses the credentials. A HEAD's has only 403.
+// refuses reports whether an answer refuses the credentials; a HEAD has only 403.
 func refuses(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {
@@ -153,8 +151,8 @@ func refuses(err error) bool {
 	return false
 }
 
-// refusesSession reports whether an answer refuses a session, and not only an access: another
-// session of a role may do no more. A HEAD's has only 400.
+// refusesSession reports whether an answer refuses a session, and not only an access: a role's other
+// session may do no more. A HEAD has only 400.
 func refusesSession(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {
@@ -167,7 +165,7 @@ func refusesSession(err error) bool {
 	return false
 }
 
-// newPace returns a condition that holds no more than once in rereadEvery.
+// newPace returns a condition that holds at most once in rereadEvery.
 func newPace(condition func(error) bool) func(error) bool {
 	var mu sync.Mutex
 	var last time.Time

@@ -22,7 +22,7 @@ import (
 
 const defaultRegion = "us-east-1"
 
-// idleConnections suffices for the catalogue's refresh, which has the most.
+// idleConnections suffices for the catalogue's refresh.
 const idleConnections = 128
 
 func openS3(ctx context.Context, location *enginev1alpha1.S3Location, lock *locking, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
@@ -37,8 +37,7 @@ func openS3(ctx context.Context, location *enginev1alpha1.S3Location, lock *lock
 	settings.Credentials = toldCredentials{settings.Credentials}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
-		// With a proxy that lacks Expect: 100-continue, each large object would be delayed by a
-		// second.
+		// A proxy without Expect: 100-continue would delay each large object by a second.
 		o.ContinueHeaderThresholdBytes = -1
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
@@ -129,7 +128,7 @@ func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsPr
 		string(secret[SecretAccessKeyID]), string(secret[SecretSecretAccessKey]), string(secret[SecretSessionToken])), nil
 }
 
-// httpClient always verifies certificates, by the system's authorities if there are none.
+// httpClient always verifies certificates, by the system's authorities by default.
 func httpClient(authorities *x509.CertPool) *awshttp.BuildableClient {
 	return awshttp.NewBuildableClient().WithTransportOptions(func(transport *http.Transport) {
 		transport.MaxIdleConnsPerHost = idleConnections
@@ -140,8 +139,8 @@ func httpClient(authorities *x509.CertPool) *awshttp.BuildableClient {
 	})
 }
 
-// authorities returns a bundle's authorities alone, for the store's certificate, and with the
-// system's. Both are nil without a bundle.
+// authorities returns a bundle's authorities alone, for the store's certificate, and with the system's;
+// nil without a bundle.
 func authorities(bundle []byte) (only, withSystem *x509.CertPool, err error) {
 	if len(bundle) == 0 {
 		return nil, nil, nil

@@ -13,14 +13,13 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 )
 
-// stallTimeout is how long a connection may be silent while an answer is awaited. An answer's
-// duration is unbounded, since objects may be large.
+// stallTimeout is how long a connection may be silent while an answer is awaited. Large objects take
+// longer.
 const stallTimeout = time.Minute
 
-// stallPiece is the minimum to be sent within stallTimeout.
+// stallPiece is the minimum to send within stallTimeout.
 const stallPiece = 64 << 10
 
-// noticeStalls fails requests whose connection is silent for stallTimeout.
 func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	return client.WithTransportOptions(func(transport *http.Transport) {
 		dial := transport.DialContext
@@ -34,7 +33,7 @@ func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	}).Freeze() // else the SDK restores its own dialler
 }
 
-// newTransport returns a transport that fails requests likewise. It always verifies certificates.
+// newTransport returns a transport that fails likewise. It always verifies certificates.
 func newTransport() *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = idleConnections
@@ -50,9 +49,8 @@ func newTransport() *http.Transport {
 	return transport
 }
 
-// stallingConn fails after a silence of stallTimeout. Reads and writes renew the time of both
-// directions, since an answer follows a request that may be long. The SDK's read timeout would end
-// a long upload.
+// stallingConn fails after a silence of stallTimeout in both directions, since an answer may follow a
+// long request. The SDK's read timeout would end a long upload.
 type stallingConn struct{ net.Conn }
 
 func (c stallingConn) Read(p []byte) (int, error) {

@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store reads and writes the objects of one storage location: a folder or a bucket, below
-// the location's prefix. Reader, Writer and Remover split the rights. Bucket has all three, and
-// operations for repositories. Package storetest tests that every implementation keeps these
-// promises:
+// Package store reads and writes the objects of one storage location: a folder or a bucket, below the
+// location's prefix. Reader, Writer and Remover split the rights. Bucket has all three, and operations
+// for repositories. Package storetest tests that every implementation keeps these promises:
 //
 //  1. An object is visible as a whole after its successful write, or not at all.
 //  2. Of several Creates of one key, at most one succeeds.
@@ -23,38 +22,37 @@ import (
 	"time"
 )
 
-// Object is an object of the store, or a folder in a listing.
+// Object is an object, or a folder in a listing.
 type Object struct {
-	// Key is the name below the location's prefix; a folder's ends in "/".
+	// Key is below the location's prefix; a folder's ends in "/".
 	Key string
-	// IsFolder is true for a folder in a listing of one level; it has no Size and ModTime.
+	// IsFolder is true for a listed folder, without Size and ModTime.
 	IsFolder bool
 	Size     int64
 	ModTime  time.Time
-	// Version differs from other objects of the key with other bytes.
+	// Version differs if the key had other bytes.
 	Version string
 }
 
-// ListOptions say what to list.
+// ListOptions select the objects of a listing.
 type ListOptions struct {
-	// Recursive lists all objects below the folder, and no folders. Otherwise one level is listed;
-	// a folder store may list empty folders.
+	// Recursive lists all objects below the folder, and no folders. Otherwise one level is listed; a
+	// folder store may list empty folders.
 	Recursive bool
 	// StartAfter omits keys up to and including this one.
 	StartAfter string
-	// Beginning begins the names in the folder. Only with Recursive may it have a slash.
+	// Beginning begins the names in the folder, with a slash only if Recursive.
 	Beginning string
-	// Unfinished also lists files of dead writers in a folder store. They can only be removed.
+	// Unfinished also lists files of dead writers, for removal.
 	Unfinished bool
 }
 
 // Reader reads objects.
 type Reader interface {
-	// List yields the content of a folder, "" or a key that ends in "/". A missing folder is empty.
-	// An error comes last. S3 needs a request for 1,000 results.
+	// List yields the content of a folder, "" or a key that ends in "/". A missing folder is empty. An
+	// error comes last. S3 needs a request for 1,000 results.
 	List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	// Get opens an object in one request, or fails with ErrNotFound. Reads end with ctx. VersionOf
-	// tells the result's version.
+	// Get opens an object in one request, or fails with ErrNotFound. Reads end with ctx. See VersionOf.
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	// Attributes describes an object in one request, or fails with ErrNotFound.
 	Attributes(ctx context.Context, key string) (Object, error)
@@ -63,7 +61,7 @@ type Reader interface {
 // Versioned is an open object that knows its version.
 type Versioned interface{ Version() string }
 
-// VersionOf returns the version of an open object as List has it; "" if unknown.
+// VersionOf returns an open object's version as in List; "" if unknown.
 func VersionOf(content io.Reader) string {
 	if versioned, ok := content.(Versioned); ok {
 		return versioned.Version()
@@ -80,7 +78,7 @@ type Ranger interface {
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 }
 
-// Content is the content of a write, which can be read again for another attempt.
+// Content is the content of a write, which a retry reads again.
 type Content interface {
 	io.WriterTo
 	Length() int
@@ -96,9 +94,8 @@ type Retention struct {
 
 // Writer writes objects.
 type Writer interface {
-	// Create writes a new object, or fails with ErrExists. After a lost answer ErrExists may mean
-	// this object, so the caller compares. Without an error, this write and all before it are
-	// durable.
+	// Create writes a new object, or fails with ErrExists, also after a lost answer, so the caller
+	// compares. A success makes this write and all before it durable.
 	Create(ctx context.Context, key string, content []byte) error
 	Put(ctx context.Context, key string, content []byte) error
 	// NewWriter streams a new object, in bounded memory. It is visible after Commit. The end of ctx
@@ -106,11 +103,11 @@ type Writer interface {
 	NewWriter(ctx context.Context, key string) (ObjectWriter, error)
 }
 
-// ObjectWriter writes one object. It ends with Commit or Abort, and is not safe for concurrent use.
+// ObjectWriter writes one object, until Commit or Abort. It is not safe for concurrent use.
 type ObjectWriter interface {
 	io.Writer
-	// Commit makes the object visible, or fails and leaves nothing. ErrExists may mean this object,
-	// if an answer was lost. It is called once.
+	// Commit, called once, makes the object visible, or fails and leaves nothing. ErrExists may mean
+	// this object, after a lost answer.
 	Commit() error
 	// Abort leaves nothing visible. After Commit it does nothing.
 	Abort()
@@ -118,11 +115,10 @@ type ObjectWriter interface {
 
 // Remover removes objects.
 type Remover interface {
-	// Delete removes an object in the version that List or Attributes described. A missing object
-	// is no error; a later object stays, and the error is ErrChanged.
+	// Delete removes an object in the version of List or Attributes. A missing object is no error; a
+	// later object stays, with ErrChanged.
 	//
-	// S3 compares and removes in one step. Other stores are asked immediately before; a process
-	// that is paused in between may remove a later object. A folder store moves the object aside,
-	// compares it, and moves a later one back; a process killed in between loses that one.
+	// S3, GCS and Azure compare and remove atomically. Otherwise a process that is paused in between
+	// may remove a later object, and a folder store that is killed in between loses it.
 	Delete(ctx context.Context, object Object) error
 }

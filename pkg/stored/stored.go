@@ -4,9 +4,9 @@
 // Package stored reads single objects of a finished backup, in four requests, with only the needed
 // parts of the manifest and the tarball. An encrypted tarball takes two or three more.
 //
-// A manifest may be forged. An object is returned only if its bytes match the manifest, at the path
-// of the requested resource, namespace and name: a right to one object gives no other. A small
-// manifest, or one read in full, must have the digest in the signed metadata, if known.
+// A manifest may be forged. An object is returned only if its bytes match the manifest, at the path of
+// the requested resource, namespace and name. So a right to one object gives no other. A small or fully
+// read manifest must have the digest in the signed metadata, if known.
 package stored
 
 import (
@@ -37,16 +37,16 @@ var (
 	ErrManifest = errors.New("the manifest is not the one that the backup was stored with: somebody has replaced or removed it")
 )
 
-// wholeBytes is the size up to which a manifest is read in full and compared: some 15,000 items.
+// wholeBytes bounds manifests that are read in full and compared: some 15,000 items.
 const wholeBytes = 1 << 20
 
-// Backup is one in its store.
+// Backup is a backup in its store.
 type Backup struct {
 	Store     store.Ranger
 	StoreName string
-	// ManifestDigest is the SHA-256 of the stored manifest in hexadecimal; empty if unknown.
+	// ManifestDigest is the manifest's SHA-256 in hexadecimal; empty if unknown.
 	ManifestDigest string
-	// Encryption is the Backup's status.encryption, and Keys are for it.
+	// Encryption is the Backup's status.encryption, with its Keys.
 	Encryption *v1alpha1.BackupEncryption
 	Keys       encryption.Source
 }
@@ -85,7 +85,7 @@ func (b Backup) Index(ctx context.Context) (*manifest.Index, error) {
 	}, int64(len(whole)))
 }
 
-// lacking returns the error for a missing manifest: ErrManifest if the backup was stored with one.
+// lacking returns ErrManifest for a missing manifest that was stored.
 func (b Backup) lacking(err error) error {
 	if b.ManifestDigest != "" && errors.Is(err, store.ErrNotFound) {
 		return ErrManifest
@@ -93,8 +93,8 @@ func (b Backup) lacking(err error) error {
 	return err
 }
 
-// Items iterates over the manifest's items, in one request and constant memory. It fails with
-// ErrManifest at its end for another digest.
+// Items yields the manifest's items, in one request and constant memory. It fails with ErrManifest at
+// its end for another digest.
 func (b Backup) Items(ctx context.Context) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		content, err := b.Store.Get(ctx, format.ManifestKey(b.StoreName))
@@ -120,8 +120,8 @@ func (b Backup) Items(ctx context.Context) manifest.Sequence {
 
 var errEnough = errors.New("that is enough")
 
-// Scan iterates over the items of a backup without a manifest, as Velero's, in the order of its
-// tarball. The JSON is valid until the next one.
+// Scan yields the items of a backup without a manifest, as Velero's, in the tarball's order. The JSON
+// is valid until the next one.
 func (b Backup) Scan(ctx context.Context) iter.Seq2[Scanned, error] {
 	return func(yield func(Scanned, error) bool) {
 		tarball, err := b.tarball(ctx)
@@ -153,7 +153,7 @@ type Scanned struct {
 	Content []byte
 }
 
-// Object reads the JSON of an item, in one request, and in up to four if the backup is encrypted.
+// Object reads an item's JSON, in one request, or up to four if encrypted.
 func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error) {
 	length, err := archive.PartBytes(item.Place.Offset, item.Size)
 	if err != nil {

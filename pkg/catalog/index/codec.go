@@ -27,13 +27,11 @@ import (
 //	entries = count { name stamp rows length JSON } rows
 //	columns = count { number length { value } }
 //
-// Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes.
-// The rows have the volumes of all entries; each column has a value for each row. Repeated strings
-// are numbers into strings.
+// Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes. Each
+// column has a value for each row of all entries. Repeated strings are numbers into strings.
 
 const (
-	header = "HFCI\x01"
-	// They bound the memory for a decoded segment.
+	header     = "HFCI\x01"
 	maxBody    = 64 << 20
 	maxStrings = 2 << 20
 	maxEntries = 256 << 10
@@ -45,11 +43,10 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
-// Entry is the read content of one folder of backups.
+// Entry is the content of a folder of backups.
 type Entry struct {
 	StoreName string
-	// Stamp identifies the objects beside the folder when it was read; the writer of the index uses
-	// it.
+	// Stamp identifies the objects beside the folder, for the index's writer.
 	Stamp   string
 	Content catalog.Content
 }
@@ -94,7 +91,6 @@ func text(number uint64, field func(*catalog.Volume) *string) column {
 	}
 }
 
-// digest is a column of unique strings, mostly hexadecimal: these are packed to half their length.
 func digest(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(_ *encoder, to []byte, v *catalog.Volume) []byte {
@@ -130,8 +126,8 @@ func number(number uint64, field func(*catalog.Volume) *int64) column {
 	}
 }
 
-// instant is a column of times: 0 for none, else the difference to the previous one, plus 1, and
-// the nanoseconds.
+// instant is a column of times: 0 for none, else the difference to the one before, plus 1, and
+// nanoseconds.
 func instant(number uint64, field func(*catalog.Volume) *metav1.Time) column {
 	return column{number,
 		func(e *encoder, to []byte, v *catalog.Volume) []byte {
@@ -282,7 +278,7 @@ func (e *encoder) body() ([]byte, error) {
 	return body, nil
 }
 
-// Encode gives a segment with entries.
+// Encode returns a segment.
 func Encode(entries []Entry) ([]byte, error) {
 	e := newEncoder()
 	for i := range entries {
@@ -351,7 +347,7 @@ func (c *cursor) string() (string, error) {
 	return c.strings[n], nil
 }
 
-// Segment is a segment whose entries' contents are not decoded yet.
+// Segment is a segment with encoded contents.
 type Segment struct {
 	entries []encodedEntry
 	columns []cursor
@@ -363,7 +359,7 @@ type encodedEntry struct {
 	content          []byte
 }
 
-// Decode reads a segment. It bounds the memory for any input.
+// Decode reads a segment in bounded memory.
 func Decode(data []byte) (*Segment, error) {
 	compressed, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {
@@ -393,7 +389,7 @@ func decodeBody(body []byte) (*Segment, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.strings[i] = unique.Make(string(s)).Value() // the strings of all segments are similar
+		c.strings[i] = unique.Make(string(s)).Value()
 	}
 	if count, err = c.count(maxEntries); err != nil {
 		return nil, err
@@ -445,7 +441,7 @@ func (e *encodedEntry) read(c *cursor) (err error) {
 	return err
 }
 
-// Names iterates over the store names and stamps of all entries.
+// Names yields the store names and stamps of all entries.
 func (s *Segment) Names() iter.Seq2[string, string] {
 	return func(yield func(name, stamp string) bool) {
 		for i := range s.entries {
@@ -469,7 +465,6 @@ func (s *Segment) Entries(want func(storeName string) bool) iter.Seq2[Entry, err
 	}
 }
 
-// entriesInto is Entries, but reuses volumes for each entry.
 func (s *Segment) entriesInto(volumes *[]catalog.Volume, want func(storeName string) bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		cursors := append([]cursor(nil), s.columns...)

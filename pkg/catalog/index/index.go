@@ -1,17 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package index keeps the read contents of a location's backups in a few objects, so that a new
-// process need not read each backup. They are in the store, where the leading controller publishes
-// them, and in a local folder of the API server. Package format defines the objects' names and
-// signatures.
+// Package index keeps the contents of a location's backups in a few objects, to start a process without
+// reading each backup. They are in the store, by package publish, and in a local folder of the API
+// server. Package format defines their names and signatures. See docs/catalogue.md.
 //
-//   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
-//   - Entries count only for names that a listing has.
-//   - A missing, old, damaged or hostile index only costs time: what it lacks is read. A killed
-//     writer leaves an older index.
-//   - No object is written twice, so buckets may have object lock. Two writers for one cluster lose
-//     entries at most.
+//   - An entry counts if a listing has its name, and if the same key has signed the backup, or the
+//     index is this cluster's own.
+//   - A missing, old, damaged or hostile index only costs time. A killed writer leaves an older index.
+//   - No object is written twice. Two writers for one cluster lose entries at most.
 package index
 
 import (
@@ -32,10 +29,10 @@ import (
 )
 
 const (
-	// attempts bounds the read heads of a cluster, from the newest to the first valid one.
+	// attempts bounds the heads that are read.
 	attempts = 3
 	fetches  = 16
-	// maxObjects bounds the listed objects, against malicious writers.
+	// maxObjects bounds the listing, against malicious writers.
 	maxObjects = 20_000
 )
 
@@ -44,7 +41,7 @@ type Standing int
 
 const (
 	Ignored Standing = iota
-	// Others are other clusters' indexes: they count for backups signed by the same key.
+	// Others are other clusters', and count for backups signed by the same key.
 	Others
 	Own
 )
@@ -62,8 +59,8 @@ type opened struct {
 	newest   []byte
 }
 
-// Open finds the newest index of each cluster that clusterCounts accepts, before reading it, and
-// judge trusts. An index may be empty; an error is the store's.
+// Open finds the newest index that judge trusts of each cluster that clusterCounts accepts before
+// reading. An index may be empty; an error is the store's.
 func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID string) bool, judge func(clusterUID, publicKey string) Standing) (*Index, error) {
 	numbers := map[string][]int64{}
 	objects := 0
@@ -100,7 +97,6 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 			}
 		}
 	}
-	// The own index comes first, the others in the order of names.
 	slices.SortFunc(index.heads, func(a, b opened) int {
 		if a.standing != b.standing {
 			return int(b.standing) - int(a.standing)
@@ -113,7 +109,7 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 // Empty reports whether there is no index.
 func (i *Index) Empty() bool { return len(i.heads) == 0 }
 
-// Boundaries divide the names of a listing into ranges of about a page.
+// Boundaries divide names into ranges of about a page.
 func (i *Index) Boundaries() []string {
 	for _, head := range i.heads {
 		if len(head.Boundaries) > 0 {
@@ -123,7 +119,7 @@ func (i *Index) Boundaries() []string {
 	return nil
 }
 
-// Fetched are the objects of an index, the newest first.
+// Fetched are an index's objects, newest first.
 type Fetched struct {
 	objects []*fetched
 	reading *sync.WaitGroup
@@ -132,11 +128,11 @@ type Fetched struct {
 type fetched struct {
 	head opened
 	data []byte
-	// read is closed when data is set, or will not be.
+	// read is closed once data is set, or will not be.
 	read chan struct{}
 }
 
-// Fetch starts reading all segments, several at once. It omits missing and damaged ones.
+// Fetch starts to read all segments, several at once, except missing and damaged ones.
 func (i *Index) Fetch(ctx context.Context) Fetched {
 	f := Fetched{reading: &sync.WaitGroup{}}
 	var segments []func()
@@ -174,11 +170,11 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 	return f
 }
 
-// Wait returns when no segment is being read, soon after the end of Fetch's context.
+// Wait waits for all reads, which end soon after Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
-// Entries decodes the wanted entries that count, the newest of each name, with packed volumes, and
-// omits errors. want is called concurrently.
+// Entries decodes the newest wanted entry of each name that counts, packed, without errors. want is
+// called concurrently.
 func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		var decoding sync.WaitGroup
@@ -269,7 +265,7 @@ func (o *opened) bears(entry *Entry) bool {
 	return origin.Trust == "" && origin.ClusterUID == o.ClusterUID && origin.PublicKey == o.PublicKey
 }
 
-// Indexable reports whether the content is final, and need not be read again.
+// Indexable reports whether the content is final.
 func Indexable(content *catalog.Content) bool {
 	return content.Replaced == "" && content.VolumesError == "" &&
 		(content.Backup == nil || content.Backup.Status.Phase != v1alpha1.BackupPhaseUnreadable)

@@ -28,13 +28,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// interval is the minimum time between writes, except the last.
 const interval = 5 * time.Minute
 
-// LocalCache keeps what a process has read of one location on disk for the next process. Its entries are
-// judged again when shown, and the store decides. A full, damaged or missing folder only costs time.
-// Removals are written at once, so that the next process does not show removed backups. After a
-// failure it does nothing.
+// LocalCache keeps what a process has read of one location on disk, for the next process. Its entries
+// are judged again when shown, and the store decides. A full, damaged or missing folder only costs
+// time. Removals are written at once. After a failure it does nothing.
 type LocalCache struct {
 	folder, clusterUID string
 	clock              clock.PassiveClock
@@ -47,17 +45,17 @@ type LocalCache struct {
 	// removing guards removed and its file. It is locked after mu, and not held while the index is
 	// written.
 	removing sync.Mutex
-	// removed has the names that must not be shown; nil until the file was read.
+	// removed has names not to show; nil until the file was read.
 	removed map[string]bool
 }
 
-// NewLocalCache returns a cluster's cache for a store, which any text identifies.
+// NewLocalCache returns a cluster's cache for a store, identified by any text.
 func NewLocalCache(folder, ofStore, clusterUID string, clock clock.PassiveClock) *LocalCache {
 	sum := sha256.Sum256([]byte(clusterUID + "\x00" + ofStore))
 	return &LocalCache{folder: filepath.Join(folder, hex.EncodeToString(sum[:16])), clusterUID: clusterUID, clock: clock}
 }
 
-// Open reads the former entries. It must precede Add.
+// Open reads the former entries. It precedes Add.
 func (c *LocalCache) Open(ctx context.Context) (iter.Seq[Entry], error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +124,7 @@ func (c *LocalCache) key() (*format.SigningKey, error) {
 	return key, os.WriteFile(name, key.Seed(), 0o600)
 }
 
-// Add keeps the read content of an entry.
+// Add keeps an entry's content.
 func (c *LocalCache) Add(ctx context.Context, storeName string, content catalog.Content) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,8 +162,8 @@ func (c *LocalCache) writeLocked(ctx context.Context, keep func(storeName string
 	return c.failLocked(c.writeRemovedLocked())
 }
 
-// Remove hides names from the next process, however this one ends, unless they are added again. If
-// that can't be written, the folder is removed.
+// Remove hides names from the next process, however this one ends, until they are added again. If that
+// can't be written, it removes the folder.
 func (c *LocalCache) Remove(storeNames ...string) error {
 	c.removing.Lock()
 	defer c.removing.Unlock()
@@ -242,7 +240,7 @@ func writeSynced(name string, how int, data []byte) error {
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// Close writes the entries that keep accepts, and closes the cache.
+// Close also writes the entries that keep accepts.
 func (c *LocalCache) Close(ctx context.Context, keep func(storeName string) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

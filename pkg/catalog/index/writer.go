@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is a Writer's part of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -26,26 +26,25 @@ type Store interface {
 }
 
 const (
-	// Each head repeats the newest entries, so they are few.
+	// Few, since each head repeats them.
 	newestRows, newestEntries = 20_000, 1000
-	// Segments are merged up to these sizes. A million rows take a dozen segments.
+	// Segments are merged up to these sizes: a dozen for a million rows.
 	segmentRows, segmentEntries = 100_000, 5000
-	// The oldest segments beyond this number are dropped.
+	// The oldest segments beyond it are dropped.
 	maxSegments = format.MaxIndexSegments
-	// defaultGrace exceeds any reader's time from a head to its segments.
+	// defaultGrace exceeds a reader's time from a head to its segments.
 	defaultGrace = time.Hour
-	// pageNames is the distance of boundaries: less than a page, since other objects are between
-	// names.
+	// pageNames divides less than a page, which also has other objects.
 	pageNames = 800
 )
 
-// Writer writes the index of one cluster in one store. It begins with Load, and is not safe for
-// concurrent use. Changes are visible after Commit.
+// Writer writes a cluster's index in a store. It begins with Load, and is not safe for concurrent use.
+// Changes are visible after Commit.
 type Writer struct {
 	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
-	// Exact removes swept entries from every segment. Otherwise a mostly kept segment stays:
-	// readers show only what the store lists.
+	// Exact removes swept entries from every segment, not only from mostly swept ones: readers show
+	// only listed names.
 	Exact bool
 
 	store   Store
@@ -53,9 +52,8 @@ type Writer struct {
 	keys    []string
 	clock   clock.PassiveClock
 
-	head   format.IndexHead
-	number int64
-	// newest has the entries that are in no segment, or are newer.
+	head    format.IndexHead
+	number  int64
 	newest  map[string]*Entry
 	stamps  map[string]string
 	changed bool
@@ -66,7 +64,7 @@ func NewWriter(to Store, cluster format.Cluster, keys []string, clock clock.Pass
 	return &Writer{Grace: defaultGrace, store: to, cluster: cluster, keys: keys, clock: clock, newest: map[string]*Entry{}, stamps: map[string]string{}}
 }
 
-// Load reads the present index, without damaged parts. An error is the store's.
+// Load reads the present index's valid parts. An error is the store's.
 func (w *Writer) Load(ctx context.Context) error {
 	index, err := Open(ctx, w.store, func(clusterUID string) bool { return clusterUID == w.cluster.UID }, func(_, publicKey string) Standing {
 		if publicKey == w.cluster.Key.PublicKey() || slices.Contains(w.keys, publicKey) {
@@ -124,7 +122,7 @@ func decodeEntries(data []byte) ([]Entry, error) {
 	return segment.all(func(string) bool { return true })
 }
 
-// Has reports whether there is an entry with a name and a stamp.
+// Has reports whether an entry has a stamp.
 func (w *Writer) Has(storeName, stamp string) bool {
 	has, known := w.stamps[storeName]
 	return known && has == stamp
@@ -251,7 +249,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	for range attempts {
-		// Heads are ordered by their numbers, not by the writers' clocks.
+		// Numbers order heads, not the writers' clocks.
 		w.number = max(w.number+1, w.clock.Now().UnixMilli())
 		err = w.store.Create(ctx, format.IndexHeadKey(w.cluster.UID, w.number), data)
 		if !errors.Is(err, store.ErrExists) {
@@ -308,8 +306,8 @@ func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) er
 	return nil
 }
 
-// Clean removes objects of the cluster's index that the newest head does not name, after a grace.
-// It does nothing unless that head is this Writer's.
+// Clean removes objects of the cluster's index, after a grace, that the newest head does not name, if
+// it is this Writer's.
 func (w *Writer) Clean(ctx context.Context) error {
 	named := map[string]bool{}
 	for _, segment := range w.head.Segments {
@@ -335,8 +333,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may still use the head that was the newest one within the grace. Everything named
-	// later is younger, and stays.
+	// Readers may still use the newest head before the grace. Objects that later heads name are
+	// younger, and stay.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

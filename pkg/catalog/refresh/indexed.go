@@ -19,10 +19,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// An unknown location is read from the indexes in its store: an entry counts if the listing has its
-// name. Entries are confirmed later, one at a time.
+// A new location is read from its store's indexes: an entry counts if the listing has its name. Entries
+// are confirmed later, one at a time.
 
-// confirmPause is the time between confirmations: a thousand take a quarter of an hour.
+// confirmPause is short: a thousand confirmations take a quarter of an hour.
 const confirmPause = time.Second
 
 // batchRows is about how many rows are put at once: others wait milliseconds for the lock.
@@ -33,8 +33,8 @@ type indexed struct {
 	fetched    index.Fetched
 }
 
-// readIndex starts reading the indexes. The first function waits for them, and returns nil if there
-// are none. stop ends all reading.
+// readIndex starts to read the indexes. The first function waits for the result, or nil; stop ends all
+// reading.
 func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *indexed, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found := make(chan *indexed, 1)
@@ -66,7 +66,6 @@ func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *in
 	return sync.OnceValue(func() *indexed { return <-found }), func() { cancel(); reading.Wait() }
 }
 
-// putIndexed records the entries of an index, and returns the other names.
 func (w *worker) putIndexed(known *indexed, read []string, listings []listing) ([]string, error) {
 	wanted := make(map[string]bool, len(read))
 	for _, name := range read {
@@ -79,7 +78,7 @@ func (w *worker) putIndexed(known *indexed, read []string, listings []listing) (
 	for _, name := range taken {
 		delete(wanted, name)
 	}
-	for _, listing := range listings { // changes beside them may be newer than the index
+	for _, listing := range listings { // these may be newer than the index
 		for _, name := range w.catalog.ObserveChanges(w.location.Name, listing.Holds, listing.beside) {
 			wanted[name] = true
 		}
@@ -88,7 +87,7 @@ func (w *worker) putIndexed(known *indexed, read []string, listings []listing) (
 	return slices.DeleteFunc(slices.Concat(read, taken), func(name string) bool { return !wanted[name] }), nil
 }
 
-// putEntries records entries, and returns their names. If isNew, they are added to the cache.
+// putEntries records entries, in the cache if isNew, and returns their names.
 func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []string, err error) {
 	var batch []catalog.Item
 	rows := 0
@@ -124,7 +123,7 @@ func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []
 	return taken, put()
 }
 
-// localise adapts an entry to this location, which the index's writer may name differently.
+// localise adapts an entry to this location, which the index may name differently.
 func (w *worker) localise(entry *index.Entry) bool {
 	backup := entry.Content.Backup
 	if backup == nil { // only its versions need be equal
@@ -147,7 +146,7 @@ func (w *worker) localise(entry *index.Entry) bool {
 	return true
 }
 
-// unconfirmed has the entries from an index. It outlives reopening a location.
+// unconfirmed has entries from an index. It outlives reopening a location.
 type unconfirmed struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
@@ -203,9 +202,8 @@ func (w *worker) confirm(ctx context.Context) {
 	}
 }
 
-// confirmOne reports whether the store has decided about an entry. If it is missing from a folder
-// that is still listed, it leaves. If it is not listed, listings decide: the store may be
-// unmounted.
+// confirmOne reports whether the store has decided about an entry. It leaves if its listed folder lacks
+// it; without a listed folder, listings decide.
 func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	opened, done, err := w.use(ctx)
 	if err != nil {
@@ -227,7 +225,6 @@ func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	return true
 }
 
-// listRest lists everything after a position, in parallel ranges.
 func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []Shard {
 	starts := []string{position}
 	if parted, ok := w.location.Layout.(Parted); ok {
@@ -257,7 +254,6 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 	return slices.Concat(ranges...)
 }
 
-// cut removes the entries after a position from a shard. Keys before the position beside them stay.
 func (w *worker) cut(shard Shard, last string) Shard {
 	position, holds := w.location.Layout.(Parted).Position, shard.Holds
 	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry Entry) bool {
@@ -274,7 +270,6 @@ func (w *worker) cut(shard Shard, last string) Shard {
 	return shard
 }
 
-// openCache shows the former process's entries, until the store is listed.
 func (w *worker) openCache(ctx context.Context) {
 	if w.location.Cache == nil {
 		return
@@ -307,7 +302,7 @@ func (w *worker) cache(ctx context.Context, name string, content catalog.Content
 	if w.location.Cache == nil {
 		return
 	}
-	if content.Backup == nil { // more may be listed of it than was last read
+	if content.Backup == nil { // more may be listed of it than the last read found
 		shown := w.catalog.EntryRows(w.location.Name, name)
 		if shown.Len() > content.Rows() {
 			content.Versions = nil // the next process reads it again

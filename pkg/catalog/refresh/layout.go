@@ -14,46 +14,45 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Layout is a way of storing backups. It lists entries shard by shard, and reads one. An entry is the
-// folder of a backup, or of a volume in Longhorn's store. The given store.Ranger bounds requests and
-// their time, so a layout may start any number. It is stateless, and safe for concurrent use.
+// Layout is a way of storing backups. An entry is the folder of a backup, or of a volume in Longhorn's
+// store. The store.Ranger bounds requests and time. A layout is stateless, and safe for concurrent use.
 type Layout interface {
-	// List lists the entries after a position (empty: all), shard by shard. The caller may stop
-	// after any shard, and continue from its position later, even in another process.
+	// List lists the entries after a position (empty: all), shard by shard. The caller may stop, and
+	// continue from any shard's position, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
-	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished entry, an
-	// *UnreadableError for its permanent fault, or any other for a failure of the store.
+	// Read fails with ErrUnfinished for a missing or unfinished entry, with an *UnreadableError for a
+	// permanent fault, and with any other error if the store fails.
 	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
-	// Probe checks with the smallest request whether an entry can be read.
+	// Probe checks by the smallest request whether an entry is readable.
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
 
-// Parted is a Layout whose positions follow from names, to list ranges in parallel.
+// Parted is a Layout that derives positions from names, to list ranges in parallel.
 type Parted interface {
 	Layout
-	// Position returns the position after a name, existing or not. Positions compare by bytes.
+	// Position returns the position after any name. Positions compare by bytes.
 	Position(name string) string
 }
 
-// Watched is a Layout with another list that shows replaced objects.
+// Watched is a Layout that also shows replaced objects.
 type Watched interface {
 	Layout
-	// Watch lists, in about one request, present versions of entries after a position, as in
-	// Content.Versions. The returned position is the next start; empty at the end. With
-	// store.ErrDenied it is empty, too, and versions has the entries before the refusal.
+	// Watch lists, in about one request, present versions after a position, as in Content.Versions. It
+	// returns the next start; empty at the end, and with store.ErrDenied. Then versions has the entries
+	// before the refusal.
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 
-// Shard is a part of the entries that is listed as one.
+// Shard is a part of the entries, listed as one.
 type Shard struct {
-	// Holds reports whether the shard would have an entry of the name.
+	// Holds reports whether the shard covers a name.
 	Holds   func(name string) bool
 	Entries []Entry
 	// Beside has keys beside entries of other shards.
 	Beside []string
-	// Err is why the shard is incomplete. Then missing entries don't count as missing.
+	// Err is why the shard is incomplete: missing entries don't count.
 	Err error
-	// Suspicion is, in stable words, why missing entries of a complete shard are doubted; or empty.
+	// Suspicion is, in stable words, why a complete shard's missing entries are doubted; or empty.
 	Suspicion string
 	// Position is the next shard's start; empty for the last.
 	Position string
@@ -62,31 +61,31 @@ type Shard struct {
 // Entry is a listed entry.
 type Entry struct {
 	Name string
-	// Versions are the versions of its objects, as in Content.Versions; nil if the listing does not
-	// tell. A difference to the last read causes a read.
+	// Versions are as in Content.Versions; nil if not listed. A difference to the last read causes a
+	// read.
 	Versions map[string]string
-	// Beside has keys beside the entry, such as changes of its expiration.
+	// Beside has keys beside the entry, as of expiration changes.
 	Beside []string
 }
 
-// KnownEntry is the knowledge of an entry to read.
+// KnownEntry is what is known of an entry to read.
 type KnownEntry struct {
-	// Versions are Content.Versions of the last read.
+	// Versions are from the last read.
 	Versions map[string]string
 	Volumes  func() []catalog.Volume
-	// Beside returns the listed keys beside the entry for the backup of this uid.
+	// Beside returns the listed keys beside a backup's entry.
 	Beside func(backup types.UID) []string
-	// MayRead is true if other entries can be read. Then a refusal is the entry's fault, and may be
-	// an *UnreadableError.
+	// MayRead is true if other entries can be read. Then a refusal is the entry's fault, and may be an
+	// *UnreadableError.
 	MayRead bool
 }
 
-// ErrUnfinished says that a folder holds no finished backup.
+// ErrUnfinished means that a folder has no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
-// UnreadableError is a fault of an entry.
+// UnreadableError is an entry's fault.
 type UnreadableError struct {
-	// Reason is in stable words.
+	// Reason has stable words.
 	Reason string
 }
 

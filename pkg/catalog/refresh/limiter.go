@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// limiter adapts the number of concurrent requests to the store. The limit grows with each answer
-// while at least half of it is used, and is halved when the store is overloaded. Before the first
-// overload it doubles each round; then it grows by one. It bounds readers of entries likewise.
+// limiter adapts the number of concurrent requests to the store, and of readers of entries. With each
+// answer while at least half is used, the limit grows: it doubles each round before the first overload,
+// then grows by one. An overload halves it.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64
@@ -106,7 +106,6 @@ func (l *limiter) answered() {
 	l.wakeLocked()
 }
 
-// overloaded lowers the limit, after a request that began at begun.
 func (l *limiter) overloaded(begun time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

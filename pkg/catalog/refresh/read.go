@@ -15,9 +15,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// read reads one entry into the catalogue, with its faults. An error means that the store failed,
-// or store.ErrNotFound that there is no finished backup. A refusal is the store's failure, unless
-// readable says that other entries can be read.
+// read reads an entry into the catalogue, with its faults. It fails if the store fails, or with
+// store.ErrNotFound without a finished backup. A refusal is the store's failure, unless other entries
+// are readable.
 func (w *worker) read(ctx context.Context, from store.Ranger, name string, readable bool) error {
 	location := w.location.Name
 	begun := w.options.Clock.Now()
@@ -49,8 +49,8 @@ func (w *worker) read(ctx context.Context, from store.Ranger, name string, reada
 	return nil
 }
 
-// readDenied reads refused entries again. If another entry can be read meanwhile, the refusal is
-// each entry's fault; otherwise the store's. It returns how many remain unread.
+// readDenied reads refused entries again. If another entry is readable meanwhile, they are at fault,
+// else the store. It returns how many remain unread.
 func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []string) (int, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return len(names), nil
@@ -63,8 +63,8 @@ func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []stri
 	return 0, nil
 }
 
-// readSlow reads entries that timed out again. If another entry can be read meanwhile, they are
-// recorded as unreadable; otherwise the store has failed. It returns the unread names.
+// readSlow reads timed-out entries again. If another entry is readable meanwhile, they become
+// unreadable; else the store has failed. It returns the unread names.
 func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string) ([]string, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return names, nil

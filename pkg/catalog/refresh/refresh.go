@@ -1,17 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refresh updates the catalogue from the stores, each location by itself. A Layout
-// knows the objects. The package only reads (store.Ranger).
+// Package refresh updates the catalogue from the stores, each location by itself. A Layout knows the
+// objects. The package only reads (store.Ranger). docs/catalogue.md describes backups read when they
+// end, polls and full listings.
 //
-//  1. A backup that this cluster stores is read when it ends.
-//  2. A poll lists one shard of a location with one request; the next poll continues there. A
-//     second request lists a part of the read objects, to find replaced metadata.
-//  3. A full listing lists everything: at first, every hour, and on request.
-//
-// New entries are read. The store determines the number of concurrent requests (limiter).
-// Unparsable content is a backup's fault. A failed request is the store's, and changes nothing
-// known. A refusal is the backup's fault if a known backup can still be read.
+// Unparsable content is a backup's fault. A failed request is the store's, and changes nothing known. A
+// refusal is the backup's fault if a known backup is still readable. The limiter adapts concurrency to
+// the store.
 package refresh
 
 import (
@@ -47,17 +43,16 @@ type Location struct {
 	Name string
 	// Store identifies the store, as by provider, bucket and prefix. A change forgets the location.
 	Store string
-	// Settings represents the dependencies of Open. A change reopens the store.
+	// Settings represents Open's dependencies. A change reopens the store.
 	Settings string
-	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
+	// Open is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
 	// Layout defaults to Velero's.
 	Layout  Layout
 	Indexed bool
-	// Cache, if not nil, keeps the read contents for the next process.
+	// Cache keeps the contents for the next process; may be nil.
 	Cache Cache
-	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval
-	// and on request.
+	// Beside, if not nil, reads other objects after full listings, each FullInterval and on request.
 	Beside   func(ctx context.Context, from store.Reader) error
 	Interval *time.Duration
 	// Asked identifies requests. A change causes a full listing.
@@ -67,18 +62,18 @@ type Location struct {
 	Known    Known
 }
 
-// Cache keeps the read contents of one location (package local). It is opened once, and closed.
+// Cache keeps a location's contents (index.LocalCache). It is opened once, and closed.
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
-	// Remove hides names from the next process, however this one ends.
+	// Remove hides names from the next process at once.
 	Remove(storeNames ...string) error
-	// Write writes if due, Close always, except entries that keep rejects.
+	// Write writes if due, Close always, what keep accepts.
 	Write(ctx context.Context, keep func(storeName string) bool) error
 	Close(ctx context.Context, keep func(storeName string) bool) error
 }
 
-// Asked identifies requests for a location; State.Synced has the finished ones.
+// Asked identifies requests; State.Synced has finished ones.
 type Asked struct {
 	Generation int64
 	Request    string
@@ -87,28 +82,28 @@ type Asked struct {
 // Known is a former process's knowledge.
 type Known struct {
 	Backups int
-	// Suspicious is since when backups were missing; zero if none were.
+	// Suspicious is since when backups are missing; zero if none.
 	Suspicious time.Time
 }
 
 // Options of a Refresher. Zero values mean the defaults.
 type Options struct {
-	// SystemNamespace gets the backups that belong to no namespace here.
+	// SystemNamespace gets backups that belong to no namespace here.
 	SystemNamespace string
-	// Interval is the time between polls of a location, within a tenth. Zero means listings only at
-	// the start and on request.
+	// Interval is the time between polls of a location, within a tenth; zero for listings only at the
+	// start and on request.
 	Interval time.Duration
-	// FullInterval is the time between full listings that take more than a poll. Default 1 h.
+	// FullInterval is the time between full listings of more than a poll. Default 1 h.
 	FullInterval time.Duration
-	// Reads is the first number of concurrent requests to a location. Default 16.
+	// Reads is the first number of concurrent requests. Default 16.
 	Reads int
-	// MostReads is its maximum. Default 128, or Reads if that is set.
+	// MostReads is the maximum. Default 128, or Reads if set.
 	MostReads int
 	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
 	Clock          clock.WithDelayedExecution
-	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to
-	// read a single backup.
+	// Asked, if not nil, is called after a location's refresh, and after the last attempt to read a
+	// single backup.
 	Asked func(location string)
 }
 
@@ -117,17 +112,15 @@ const (
 	defaultMostReads      = 128
 	defaultRequestTimeout = 30 * time.Second
 	defaultFullInterval   = time.Hour
-	// A failed location is tried again after firstRetry, doubled each time up to the interval, or
-	// to mostRetry without one.
+	// A failed location waits for firstRetry, doubled each time up to the interval, or mostRetry.
 	firstRetry    = 5 * time.Second
 	mostRetry     = 5 * time.Minute
 	singleReaders = 4
-	// In stores without consistency, an ended backup may appear late. After singleAttempts the next
-	// refresh finds it.
+	// An ended backup may appear late. After singleAttempts the next refresh finds it.
 	singleAttempts = 8
 )
 
-// State is the catalogue's knowledge of a location.
+// State is a location's state in the catalogue.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded      bool
@@ -136,26 +129,26 @@ type State struct {
 	// Synced has the requests before LastFull.
 	Synced            Asked
 	Backups, Replaced int
-	// LeftOut is the number of omitted untrusted backups, NewestLeftOut the newest one's name.
+	// LeftOut counts omitted untrusted backups, to NewestLeftOut.
 	LeftOut       int
 	NewestLeftOut string
-	// Unfinished is the number of folders without a finished backup.
+	// Unfinished counts folders without a finished backup.
 	Unfinished int
-	// Cached is true while a former process's entries are shown, before the first listing.
+	// Cached is true while a former process's entries are shown.
 	Cached bool
-	// LastError is, in stable words, why the last refresh failed; empty if it succeeded.
+	// LastError is why the last refresh failed, in stable words.
 	LastError string
 	Suspicion string
 
 	// recovered is true once there are as many backups as a former process knew, or the loss was
-	// accepted. noticed is when there were first fewer.
+	// accepted; noticed is since when there are fewer.
 	recovered bool
 	noticed   time.Time
 	// position is the next poll's start, watched its start for replaced metadata.
 	position, watched string
 }
 
-// Refresher refreshes the catalogue. Create it with New.
+// Refresher refreshes the catalogue.
 type Refresher struct {
 	catalog *catalog.Catalog
 	options Options
@@ -197,7 +190,7 @@ func New(c *catalog.Catalog, options Options) *Refresher {
 	}
 }
 
-// Run refreshes until ctx ends, and returns when all workers have stopped.
+// Run refreshes until ctx ends, and returns after all workers.
 func (r *Refresher) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -218,7 +211,7 @@ func (r *Refresher) Run(ctx context.Context) {
 	}
 }
 
-// SetLocations sets all locations. New ones are refreshed at once; removed ones are forgotten.
+// SetLocations sets all locations. New ones are refreshed at once.
 func (r *Refresher) SetLocations(locations []Location) {
 	r.mu.Lock()
 	r.wanted, r.set = slices.Clone(locations), true
@@ -269,7 +262,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 	r.mu.Unlock()
 
-	// Without the lock: the callbacks may call State.
+	// Without the lock, since callbacks may call State.
 	for _, name := range forgotten {
 		r.catalog.Forget(name)
 		forgetMetrics(name)
@@ -303,7 +296,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-// Nudge requests a full listing soon. Several become one.
+// Nudge requests a full listing soon, at most one.
 func (r *Refresher) Nudge(location string) {
 	if w := r.worker(location); w != nil {
 		w.nudge(true)
@@ -323,7 +316,7 @@ func (r *Refresher) Awaits(location string, asked Asked) bool {
 	return w != nil && w.awaits(asked)
 }
 
-// State returns the state of a location; false if there is none.
+// State returns a location's state; false without one.
 func (r *Refresher) State(location string) (State, bool) {
 	w := r.worker(location)
 	if w == nil {
@@ -337,7 +330,7 @@ func (r *Refresher) State(location string) (State, bool) {
 	return state, true
 }
 
-// ReadOne reads one backup now. The error is store.ErrNotFound if there is none.
+// ReadOne reads one backup now. It fails with store.ErrNotFound for a missing one.
 func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) error {
 	w := r.worker(location)
 	if w == nil {
@@ -346,7 +339,7 @@ func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) err
 	return w.readOne(ctx, storeName)
 }
 
-// Use returns the open store of a location until done is called, even if the location is reopened.
+// Use returns a location's open store until done is called, even if the location is reopened.
 func (r *Refresher) Use(ctx context.Context, location string) (opened Store, done func(), err error) {
 	w := r.worker(location)
 	if w == nil {
@@ -383,8 +376,8 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations were read or tried once, or were silent for a request's
-// time. A new location makes it false.
+// Loaded reports whether all locations, also new ones, were read or tried, or were silent for a
+// request's time.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -412,8 +405,7 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings returns a sentence for each location that could not be read, was not read yet, or lacks
-// backups.
+// Warnings returns a sentence for each location that was not read, or lacks backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -438,8 +430,8 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
-// Replacements has a sentence for each location with replaced metadata. The present metadata is not
-// in doubt.
+// Replacements returns a sentence for each location with replaced metadata. Present metadata is not in
+// doubt.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -450,8 +442,7 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts has a sentence for each location with omitted untrusted backups. Other backups are not
-// in doubt.
+// LeftOuts returns a sentence for each location with omitted backups. Others are not in doubt.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -462,13 +453,13 @@ func (r *Refresher) LeftOuts() []string {
 	return texts
 }
 
-// LeftOut says how many backups of a location are not listed, and names the newest.
+// LeftOut says how many backups are not listed, and names the newest.
 func LeftOut(backups int, newest string) string {
 	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
 		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
-// Replacement says how many backups of a location have replaced metadata.
+// Replacement says how many backups have replaced metadata.
 func Replacement(backups int) string {
 	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requests is a layout's store: every request is counted, has a timeout, and waits for the limiter.
 type requests struct {
 	store.Reader
 	w *worker
@@ -23,8 +22,7 @@ var _ store.Ranger = requests{}
 
 var errSilent = errors.New("the store did not list its backups in time")
 
-// begin waits for a place. The returned context counts requests; answered must be called once, with
-// the operation's error.
+// begin waits for a place. Its context counts requests; call answered once, with the error.
 func (r requests) begin(ctx context.Context) (_ context.Context, answered func(error), err error) {
 	limiter, begun := r.w.limiter, r.w.options.Clock.Now()
 	if err := limiter.enter(ctx, &limiter.requests); err != nil {
@@ -48,8 +46,7 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 
 func (r requests) end() { r.w.limiter.leave(&r.w.limiter.requests) }
 
-// List implements store.Reader. Each result has the time of a request; the consumer's time does not
-// count.
+// List implements store.Reader. Each result has a request's time, without the consumer's.
 func (r requests) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		ctx, answered, err := r.begin(ctx)
@@ -98,7 +95,7 @@ func (r requests) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return r.Reader.Get(ctx, key) })
 }
 
-// GetRange implements store.Ranger. A store without ranges is read from the beginning.
+// GetRange implements store.Ranger, if need be from the beginning.
 func (r requests) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if ranger, ok := r.Reader.(store.Ranger); ok {
 		return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return ranger.GetRange(ctx, key, offset, length) })

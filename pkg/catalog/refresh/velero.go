@@ -27,23 +27,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// VeleroLayout reads one location with backups of Velero or Holdfast. An entry is the folder of a backup,
-// with changes of its expiration beside it. It takes a read of its metadata and one of its list of
-// volumes, unless that is known; Velero's backups take up to three more for snapshots. Velero may
-// rewrite metadata: polls also list all objects part by part, and compare versions.
+// VeleroLayout reads one location with backups of Velero or Holdfast. An entry is a backup's folder,
+// with expiration changes beside it. It reads the metadata, unknown lists of volumes, and of Velero's
+// backups up to three lists of snapshots. Velero may rewrite metadata, so polls compare versions.
 type VeleroLayout struct {
 	Location string
-	// SystemNamespace gets the backups that belong to no namespace here.
+	// SystemNamespace gets backups that belong to no namespace here.
 	SystemNamespace string
 	Clock           clock.PassiveClock
-	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Other backups
-	// are read within bounds.
+	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Others are read
+	// within bounds.
 	Vouches func(origin *v1alpha1.BackupOrigin) bool
 }
 
 const (
-	// Metadata above largeMetadata, and large untrusted lists, are rare. At most largeAtOnce are in
-	// memory.
+	// Of rare large metadata and large untrusted lists, at most largeAtOnce are in memory.
 	largeMetadata = 64 << 10
 	largeAtOnce   = 4
 )
@@ -55,19 +53,19 @@ var (
 	_ Watched = &VeleroLayout{}
 )
 
-// Keys of Content.Versions: the metadata's version, and the digest of its list of volumes.
+// Keys of Content.Versions.
 const (
 	versionMetadata = "metadata"
 	versionVolumes  = "volumes"
-	// reading changes when lists are decoded differently.
+	// reading changes if lists are decoded differently.
 	reading = "1 "
 )
 
-// pageSize is about the size of a shard, S3's page.
+// pageSize is about a shard's size, S3's page.
 const pageSize = 1000
 
-// List implements layout.Layout. A shard is about a page, its position the last key. It never ends
-// between a change and the folder of its backup. Changes without a folder are not kept.
+// List implements Layout. A shard is about a page, its position the last key. It never ends between a
+// change and its backup's folder, and omits changes without one.
 func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard] {
 	return func(yield func(Shard) bool) {
 		waiting := changes{} // changes precede their entries' folders
@@ -96,7 +94,7 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 			last = object.Key
 			if storeName, ok := format.StoreNameOf(object.Key); ok {
 				shard.Entries = append(shard.Entries, Entry{Name: storeName, Beside: waiting.take(storeName)})
-				if count >= pageSize && len(waiting) == 0 && !end() { // before another request
+				if count >= pageSize && len(waiting) == 0 && !end() {
 					return
 				}
 			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
@@ -108,8 +106,8 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 	}
 }
 
-// changes are the listed changes by store names whose folders may follow. These names begin one
-// another, so they are few. More than catalog.MaxChanges of a name are a catalog.Crowd.
+// changes are the listed changes of the few store names whose folders may follow: each name begins the
+// next.
 type changes map[string]*listedChanges
 
 type listedChanges struct {
@@ -133,7 +131,6 @@ func (c changes) add(storeName, key string) {
 	_, _ = io.WriteString(of.crowd, key+"\n")
 }
 
-// take returns and forgets the changes of a listed folder.
 func (c changes) take(storeName string) []string {
 	of := c[storeName]
 	delete(c, storeName)
@@ -146,8 +143,8 @@ func (c changes) take(storeName string) []string {
 	return of.keys
 }
 
-// forget removes the names whose folders precede a listed key. Between the changes and the folder of
-// a lie keys that begin with "a.", such as the folder of a.b.
+// forget removes names whose folders precede a listed key. Between the changes and the folder of a,
+// keys may begin with "a.", such as the folder of a.b.
 func (c changes) forget(key string) {
 	key = strings.TrimPrefix(key, format.BackupsPrefix)
 	for storeName := range c {
@@ -158,10 +155,10 @@ func (c changes) forget(key string) {
 	}
 }
 
-// Position implements layout.Parted.
+// Position implements Parted.
 func (l *VeleroLayout) Position(name string) string { return format.BackupPrefix(name) }
 
-// Watch implements layout.Watched.
+// Watch implements Watched.
 func (l *VeleroLayout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
 	versions = map[string]map[string]string{}
 	count := 0
@@ -183,7 +180,6 @@ func (l *VeleroLayout) Watch(ctx context.Context, from store.Ranger, after strin
 	return versions, "", nil
 }
 
-// holds returns whether folders are after one key, up to another (empty: the end).
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		key := format.BackupPrefix(name)
@@ -191,7 +187,7 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// behind returns a key after a folder's content, and before what follows.
+// behind returns a key between a folder's content and later keys.
 func behind(folder string) string {
 	if name, ok := strings.CutSuffix(folder, "/"); ok {
 		return name + string('/'+1)
@@ -199,13 +195,13 @@ func behind(folder string) string {
 	return folder
 }
 
-// Probe implements layout.Layout.
+// Probe implements Layout.
 func (l *VeleroLayout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, _, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
 	return err
 }
 
-// Read implements layout.Layout.
+// Read implements Layout.
 func (l *VeleroLayout) Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (content catalog.Content, err error) {
 	isStoreFailure := func(err error) bool {
 		return isStoreFailure(err) || !known.MayRead && errors.Is(err, store.ErrDenied)
@@ -301,8 +297,8 @@ func (l *VeleroLayout) Read(ctx context.Context, from store.Ranger, name string,
 	return content, nil
 }
 
-// readSnapshots reads which volumes Velero stored by snapshots: since 1.13 from one list, before
-// from one for each method.
+// readSnapshots reads which volumes Velero stored by snapshots: since 1.13 from one list, before from
+// several.
 func (l *VeleroLayout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
 		key  string
@@ -344,7 +340,6 @@ func (l *VeleroLayout) vouches(backup *v1alpha1.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
-// bounded returns a function that reads a list, within bounds for untrusted backups.
 func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
@@ -364,8 +359,7 @@ func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) fun
 	}
 }
 
-// readCopy reads our copy of replaced metadata, nil if unusable, and reports whether its objects
-// have their sizes.
+// readCopy returns our copy of replaced metadata, or nil, and whether its objects have their sizes.
 func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
@@ -375,7 +369,7 @@ func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeNam
 		return nil, false, err
 	}
 	if phase := ours.Status.Phase; phase != v1alpha1.BackupPhaseCompleted && phase != v1alpha1.BackupPhasePartiallyFailed {
-		return nil, false, nil // not worth finding
+		return nil, false, nil
 	}
 	contents, err := format.TakeContents(ours.DeepCopy())
 	if err != nil || len(contents) == 0 {
@@ -424,7 +418,7 @@ func (l *VeleroLayout) readMetadata(ctx context.Context, from store.Ranger, stor
 	return backup, version, err
 }
 
-// listChanges returns the newest changes of a backup beside whose folder very many lie.
+// listChanges returns the newest of very many changes.
 func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, storeName string, backup types.UID) (newest []string, err error) {
 	beginning := format.ExpirationsBeginning(storeName, backup)
 	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Beginning: beginning}) {
@@ -441,8 +435,8 @@ func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, store
 const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
-// earlier deletions. Keys are the newest first, so reading ends at the backup's own signer. Changes
-// without a valid signature are ignored. It fails for an unreadable one, which may have a hold.
+// earlier deletions. It ignores invalid signatures, and fails for unreadable changes, which may have a
+// hold.
 func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil
@@ -482,8 +476,7 @@ func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, store
 
 var errNotWhole = errors.New("the backup is not whole")
 
-// readVolumes reads the list of volumes. It fails with errNotWhole if the metadata names another
-// one.
+// readVolumes fails with errNotWhole if the metadata names another list.
 func (l *VeleroLayout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
 	key := format.PodVolumeBackupsKey(storeName)
 	want, named := contents.Of(key)

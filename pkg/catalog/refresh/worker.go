@@ -35,14 +35,14 @@ type worker struct {
 	// opening serialises opening, and guards opened.
 	opening sync.Mutex
 	opened  Store
-	// users are operations on the store, which is closed after the last.
+	// users use the store, which is closed after the last.
 	users sync.WaitGroup
 
 	// recording is held for changes of the catalogue: a stopped worker makes none.
 	recording sync.Mutex
 	stopped   bool // guarded by recording
 
-	// alive is when the store last answered, in Unix nanoseconds.
+	// alive is the store's last answer, in Unix nanoseconds.
 	alive atomic.Int64
 
 	rows atomic.Int64
@@ -66,7 +66,6 @@ type worker struct {
 	lastBeside time.Time
 }
 
-// manyRows is how many rows a refresh puts before it returns unused memory to the system.
 const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
@@ -78,7 +77,6 @@ func (w *worker) stop() {
 	w.cancel()
 }
 
-// record changes the catalogue, unless the worker is stopped.
 func (w *worker) record(change func(now time.Time)) error {
 	w.recording.Lock()
 	defer w.recording.Unlock()
@@ -92,7 +90,7 @@ func (w *worker) record(change func(now time.Time)) error {
 
 func (w *worker) isAlive() { w.alive.Store(w.options.Clock.Now().UnixNano()) }
 
-// isSilent reports whether the store has not answered for a request's time, as a hung mount.
+// isSilent reports whether the store, as a hung mount, has not answered for a request's time.
 func (w *worker) isSilent() bool {
 	return w.options.Clock.Now().UnixNano()-w.alive.Load() >= int64(w.options.RequestTimeout)
 }
@@ -190,7 +188,7 @@ func (w *worker) readBeside(ctx context.Context) {
 	}
 }
 
-// wait waits for the pause, for ever if zero, or for a nudge. It returns false when ctx has ended.
+// wait waits for the pause, forever if zero, or a nudge. It is false when ctx has ended.
 func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	var due <-chan time.Time
 	if pause > 0 {
@@ -207,7 +205,7 @@ func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// pause returns the wait after so many failures; zero means for ever.
+// pause returns the wait after failures; zero means forever.
 func (w *worker) pause(failures int) time.Duration {
 	const jitter = 0.1 // keeps two API servers out of step
 	pause := time.Duration(float64(w.interval()) * (1 - jitter + 2*jitter*rand.Float64()))
@@ -250,7 +248,6 @@ func (w *worker) use(ctx context.Context) (opened Store, done func(), err error)
 }
 
 type level struct {
-	// full lists everything; otherwise the shard at position.
 	full     bool
 	position string
 	watched  string
@@ -431,8 +428,8 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	return found, cmp.Or(err, unwatched)
 }
 
-// replaced returns entries whose version in the store differs from the read one. Each version is
-// tried once: a store's listing may differ from its reads.
+// replaced returns entries whose listed version differs from the read one. Each version is tried once:
+// a listing may differ from reads.
 func (w *worker) replaced(versions map[string]map[string]string) []string {
 	var names []string
 	for name, present := range versions {
@@ -491,9 +488,9 @@ func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 	return []listing{whole}
 }
 
-// readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After
-// a failure of the store, the unread ones are tried again while others can be read and none timed
-// out. A row of failures ends the attempt, except refusals and timeouts while others can be read.
+// readAll reads backups, and records unreadable ones. After a failure of the store, unread ones are
+// tried again while others can be read and none timed out. Failures in a row end the attempt, but not
+// refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10
 	all := len(names)
@@ -523,7 +520,7 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 	if unread += len(names); unread == 0 {
 		return ctx.Err()
 	}
-	if first == nil { // the worker is to end
+	if first == nil {
 		return cmp.Or(ctx.Err(), errStopped)
 	}
 	return fmt.Errorf("%d of %d backups could not be read: %s", unread, all, store.Reason(first))
@@ -531,7 +528,7 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 
 type pass struct {
 	failed, denied []string
-	slow           []string // failed ones that timed out
+	slow           []string
 	first          error
 }
 
@@ -539,7 +536,7 @@ func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string
 	var row atomic.Int32
 	var mu sync.Mutex
 	var p pass // guarded by mu
-	// Shuffled, so that a row of refusals does not always begin at the same one.
+	// Shuffled, so that refusals in a row begin at different ones.
 	names = slices.Clone(names)
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	group, groupCtx := errgroup.WithContext(ctx)

@@ -1,17 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that
-// both may work there.
+// Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that both
+// may work there: docs/longhorn.md ("Delete backups").
 //
 // A block is removed only if all backups of the volume were read, and none names the block or is
 // unfinished. Their names must not have changed meanwhile, and our lock must have been valid
-// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up; one that slept
-// beyond its own lock has left an unfinished file. An interrupted deletion is repeated.
+// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up, or has slept and left
+// an unfinished file.
 //
-// Differences from Longhorn's library: LastBackupName names the newest good backup even beside bad
-// ones, since otherwise the next backup is a full one; ages of locks use the store's clock;
-// volume.cfg is written only when it changes.
+// Unlike in Longhorn's library, LastBackupName names the newest good backup even beside bad ones, since
+// otherwise the next backup is full.
 package deletion
 
 import (
@@ -39,12 +38,12 @@ const (
 	releaseTimeout = 10 * time.Second
 )
 
-// Store is what is needed of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Reader
 	store.Writer
 	store.Remover
-	// Remove removes the key in any version: names of blocks and locks are used once.
+	// Remove removes any version: blocks' and locks' names are used once.
 	Remove(ctx context.Context, key string) error
 }
 
@@ -54,20 +53,20 @@ type Deleter struct {
 	Clock clock.WithTicker
 }
 
-// Result is the result of a successful deletion.
+// Result is a successful deletion's result.
 type Result struct {
-	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume
-	// collects them when the cause is gone.
+	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume collects
+	// them, if possible.
 	Kept string
 }
 
-// Backup deletes a backup of a volume, and the blocks that no other needs.
+// Backup deletes a backup, and the blocks that no other needs.
 func (d *Deleter) Backup(ctx context.Context, volume, backup string) (result Result, err error) {
 	return d.Backups(ctx, volume, []string{backup}, false)
 }
 
-// Backups deletes backups of a volume, and the blocks that no other needs. With whole it also
-// deletes the volume, unless it has other backups.
+// Backups deletes backups of a volume, and the blocks that no other needs; with whole also the volume,
+// unless it has other backups.
 func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, whole bool) (result Result, err error) {
 	for _, backup := range backups {
 		if !longhorn.ValidName(volume) || !longhorn.ValidName(backup) {
@@ -130,7 +129,7 @@ func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, 
 	return result, d.edit(ctx, lock, volume, longhorn.VolumeEdit{Blocks: &blocks})
 }
 
-// Volume deletes a volume with all its backups. Its file is removed last, before our lock.
+// Volume deletes a volume with all its backups, and last its file and our lock.
 func (d *Deleter) Volume(ctx context.Context, volume string) error {
 	if !longhorn.ValidName(volume) || volume == longhorn.ImagesVolume {
 		return fmt.Errorf("there can't be a volume %q", volume)
@@ -203,7 +202,6 @@ func isBackup(key string) bool {
 
 func isImage(key string) bool { return strings.HasSuffix(key, "/backing-image.cfg") }
 
-// list lists one level of a folder, or the wanted objects at any depth.
 func (d *Deleter) list(ctx context.Context, folder string, wanted func(key string) bool) (objects []store.Object, err error) {
 	for object, err := range d.Store.List(ctx, folder, store.ListOptions{Recursive: wanted != nil}) {
 		if err != nil {
@@ -252,9 +250,7 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 	return d.Store.Put(ctx, key, after)
 }
 
-// remains are the backups or images that are left.
 type remains struct {
-	// spoilt says which of them prevents the collection of blocks, and why.
 	spoilt string
 
 	mu   sync.Mutex
@@ -334,7 +330,6 @@ func (d *Deleter) survey(ctx context.Context, names []store.Object, read func(io
 	return left, nil
 }
 
-// isStores reports whether the store failed, as opposed to its content.
 func isStores(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrNotFound) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)

@@ -24,8 +24,7 @@ var ErrLocked = errors.New("the volume is being backed up or restored by Longhor
 // errLockLost: the lock was not renewed in time, so others may ignore it.
 var errLockLost = errors.New("the lock on the volume could not be kept: the deletion goes on when it is tried again")
 
-// safely bounds the age of our lock during removals: the age at which others ignore it, less the
-// time of a removal.
+// safely is the age at which others ignore our lock, less a removal's time.
 const safely = longhorn.LockExpires - 45*time.Second
 
 type lock struct {
@@ -41,8 +40,8 @@ type lock struct {
 	lost    bool      // it was too old at some time; guarded by mu
 }
 
-// acquire takes a lock as Longhorn does, or fails with ErrLocked. It compares other locks with the
-// store's time of ours, not with our clock.
+// acquire takes a lock as Longhorn does, or fails with ErrLocked. It compares locks by the store's
+// clock.
 func (d *Deleter) acquire(ctx context.Context, volume string) (_ *lock, err error) {
 	random := make([]byte, 8)
 	_, _ = rand.Read(random)
@@ -80,7 +79,6 @@ func (d *Deleter) acquire(ctx context.Context, volume string) (_ *lock, err erro
 	return l, nil
 }
 
-// yield fails if a lock of the other type comes first.
 func (l *lock) yield(ctx context.Context, volume string) error {
 	var others []store.Object
 	var own store.Object
@@ -137,7 +135,7 @@ func (l *lock) write(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A lock that was once ignored stays lost: another process may be at work.
+	// A lock that was once ignored stays lost: another process may work.
 	l.lost = l.lost || !l.written.IsZero() && l.since(l.written) > safely
 	l.written = begun
 	return nil

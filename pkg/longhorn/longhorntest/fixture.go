@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorntest gives tests stores of Longhorn's format: one written by its own library,
-// with the library's view of it, and generated ones, whose generator is tested against the first.
+// Package longhorntest gives tests stores of Longhorn's format: one by its own library, with the
+// library's view of it, and generated ones. Their generator is tested against the first.
 package longhorntest
 
 import (
@@ -33,8 +33,8 @@ type File struct {
 	ModTime time.Time
 }
 
-// Fixture returns a store that Longhorn's own library wrote. db-data has a failed backup and a
-// running one with its lock; ghost-vol is only a lock.
+// Fixture returns a store by Longhorn's library. db-data has a failed backup and a running one with its
+// lock; ghost-vol is only a lock.
 func Fixture(t testing.TB) []File {
 	t.Helper()
 	unzipped, err := gzip.NewReader(bytes.NewReader(fixture))
@@ -61,7 +61,7 @@ func Fixture(t testing.TB) []File {
 	}
 }
 
-// Volume is what Longhorn's library says of a volume.
+// Volume is a volume in the library's view.
 type Volume struct {
 	Name                 string
 	Size                 string
@@ -80,7 +80,7 @@ type Volume struct {
 	Error string `json:"error"`
 }
 
-// Backup is what Longhorn's library says of a backup.
+// Backup is a backup in the library's view.
 type Backup struct {
 	Name, URL                                 string
 	SnapshotName, SnapshotCreated, Created    string
@@ -114,7 +114,7 @@ type Expected struct {
 	Deletions     []Deletion                   `json:"deletions"`
 }
 
-// Expect gives what Longhorn's library says of the fixture.
+// Expect returns the library's view of the fixture.
 func Expect(t testing.TB) *Expected {
 	t.Helper()
 	var e Expected

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// VolumeConfig is volume.cfg as Longhorn's library writes it.
+// VolumeConfig is the library's volume.cfg.
 type VolumeConfig struct {
 	Name                 string
 	Size                 int64 `json:",string"`
@@ -34,7 +34,7 @@ type VolumeConfig struct {
 	DataEngine           string `json:",string"`
 }
 
-// BackupConfig is the file of a backup as Longhorn's library writes it.
+// BackupConfig is the library's file of a backup.
 type BackupConfig struct {
 	Name                  string
 	VolumeName            string
@@ -59,24 +59,24 @@ type BlockConfig struct {
 	BlockChecksum string
 }
 
-// Shape describes a store to be generated.
+// Shape describes a store to generate.
 type Shape struct {
 	// Volumes have Backups each, of Blocks each.
 	Volumes, Backups, Blocks int
-	// WriteBlocks also writes the blocks, with short content unrelated to their names.
+	// WriteBlocks also writes blocks, with short content unrelated to their names.
 	WriteBlocks bool
-	// Namespaces is the number of namespaces; without any, volumes name none.
+	// Namespaces may be 0: then volumes name none.
 	Namespaces int
 }
 
 var start = time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC)
 
-// VolumeName is the name of a volume of a generated store.
+// VolumeName returns a generated volume's name.
 func VolumeName(volume int) string {
 	return fmt.Sprintf("pvc-%08x-0000-4000-8000-%012x", volume, volume)
 }
 
-// BackupName is the name of a backup of a generated store.
+// BackupName returns a generated backup's name.
 func BackupName(volume, backup int) string { return fmt.Sprintf("backup-%08x%08x", backup, volume) }
 
 // Generate writes a store of this shape.

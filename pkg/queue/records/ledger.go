@@ -20,24 +20,22 @@ import (
 )
 
 const (
-	// LedgerName is the ledger, a ConfigMap in the system namespace with the runs that were started
-	// and have not ended. It also tells the API server the controller's settings.
+	// LedgerName is the ledger, a ConfigMap in the system namespace with the started runs that have not
+	// ended, and the controller's settings.
 	LedgerName = "holdfast-queue"
-	// StartedKey is its key for the entries: a JSON list of Starts.
+	// StartedKey has the entries: a JSON list of Starts.
 	StartedKey = "started"
-	// LeaderKey is its key for the controller process that writes it. Another process's writes came
-	// before, or fail.
+	// LeaderKey has the writing controller process. Another process's writes came before, or fail.
 	LeaderKey = "leader"
-	// ConcurrentBackupsKey and ConcurrentRestoresKey are its keys for the numbers of slots.
+	// ConcurrentBackupsKey and ConcurrentRestoresKey have the numbers of slots.
 	ConcurrentBackupsKey  = "concurrentBackups"
 	ConcurrentRestoresKey = "concurrentRestores"
-	// DefaultConcurrentBackups and DefaultConcurrentRestores are the default numbers of slots.
+	// DefaultConcurrentBackups and DefaultConcurrentRestores are default slots.
 	DefaultConcurrentBackups  = 1
 	DefaultConcurrentRestores = 4
 )
 
-// Start is a run in the ledger. It stays until the run is known to have ended, or goes back into
-// the queue.
+// Start is a run in the ledger, until it is known to have ended, or queued again.
 type Start struct {
 	// UID and Name are the BackupRun's, or the RestoreRun's if Restore is true.
 	UID     types.UID   `json:"uid"`
@@ -48,7 +46,7 @@ type Start struct {
 
 var (
 	ErrNoLedger = errors.New("there is no ledger of what was let start")
-	// ErrLedger says that the ledger can't be read.
+	// ErrLedger means an unreadable ledger.
 	ErrLedger = fmt.Errorf("the ledger of what was let start can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups and restores that were let start and have not begun go back to their places", StartedKey, LedgerName)
 )
 
@@ -73,7 +71,7 @@ func Ledger(ledger *corev1.ConfigMap) ([]Start, error) {
 	return starts, nil
 }
 
-// WithLedger is a copy of the ledger with other entries.
+// WithLedger returns a copy of the ledger with other entries.
 func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, error) {
 	if starts == nil {
 		starts = []Start{}
@@ -90,8 +88,7 @@ func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, er
 	return ledger, nil
 }
 
-// Started returns the uids of the runs in the ledger, to show the queue: none while it can't be
-// read.
+// Started returns the ledger's runs; none if it is unreadable.
 func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
 	starts, _ := Ledger(ledger)
 	uids := sets.New[types.UID]()
@@ -109,12 +106,12 @@ func Leader(ledger *corev1.ConfigMap) string {
 	return ledger.Data[LeaderKey]
 }
 
-// DefaultLimits are the numbers of slots unless they are set.
+// DefaultLimits are the default numbers of slots.
 var DefaultLimits = queue.Slots{queue.Backup: DefaultConcurrentBackups, queue.Restore: DefaultConcurrentRestores}
 
 var limitKeys = [...]string{queue.Backup: ConcurrentBackupsKey, queue.Restore: ConcurrentRestoresKey}
 
-// Limits returns the ledger's numbers of slots, or the default.
+// Limits returns the ledger's numbers of slots, or the defaults.
 func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	limits := DefaultLimits
 	for class, key := range limitKeys {
@@ -128,14 +125,14 @@ func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	return limits
 }
 
-// SetLimits has the ledger tell the numbers of slots.
+// SetLimits writes the numbers of slots.
 func SetLimits(ledger *corev1.ConfigMap, limits queue.Slots) {
 	for class, key := range limitKeys {
 		ledger.Data[key] = strconv.Itoa(limits[class])
 	}
 }
 
-// HasLimits reports whether the ledger tells them.
+// HasLimits reports whether the ledger has them.
 func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	for class, key := range limitKeys {
 		if ledger.Data[key] != strconv.Itoa(limits[class]) {
@@ -145,7 +142,7 @@ func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	return true
 }
 
-// StartOf is the entry of a run.
+// StartOf returns a run's entry.
 func StartOf(run enginev1alpha1.QueuedRun, at metav1.Time) Start {
 	return Start{UID: run.GetUID(), Name: run.GetName(), Restore: ClassOf(run) == queue.Restore, At: at}
 }
@@ -158,7 +155,7 @@ func (s Start) Class() queue.Class {
 	return queue.Backup
 }
 
-// ClassOf is the class of a run.
+// ClassOf returns a run's class.
 func ClassOf(run enginev1alpha1.QueuedRun) queue.Class {
 	if _, ok := run.(*enginev1alpha1.RestoreRun); ok {
 		return queue.Restore

@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Planner is the queue's Planner, told of records. It is not safe for concurrent use. It knows a
-// run until RemoveRun, even if another record has the same name meanwhile.
+// Planner is the queue's Planner, told of records. It is not safe for concurrent use. It knows a run
+// until RemoveRun, even if another record has its name.
 type Planner struct {
 	*queue.Planner
 
@@ -36,14 +36,14 @@ type place struct {
 
 // Selection is what a backup reads or a restore writes. It does not change.
 type Selection struct {
-	// Namespaces is nil if the lists can't be read: that overlaps everything.
+	// Namespaces is nil for unreadable lists: that overlaps everything.
 	Namespaces    *selection.Namespaces
 	ClusterScoped bool
 }
 
-// Load counts a namespace's backup records, or its restore records.
+// Load counts a namespace's records of backups or restores.
 type Load struct {
-	// Records are all of them; Waiting have not begun.
+	// Records are all; Waiting have not begun.
 	Records, Waiting int
 }
 
@@ -70,8 +70,7 @@ func (p *Planner) Knows(run enginev1alpha1.QueuedRun) bool {
 	return p.selected[run.GetUID()] != nil || !inQueue(run)
 }
 
-// Load returns a namespace's load. The records named in coming, which are being created, are
-// included.
+// Load returns a namespace's load, with records that are being created, named in coming.
 func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[string]) Load {
 	load := p.loads[place{class, namespace}]
 	for name := range coming {
@@ -82,8 +81,8 @@ func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[stri
 	return load
 }
 
-// UpdateRun records a run's state, and reports whether the queue may have changed. Its selection is
-// parsed unless it is known or given; a caller with a contended lock gives it.
+// UpdateRun records a run's state, and reports a possible change of the queue. It parses an unknown
+// selection, unless a caller with a contended lock gives it.
 func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) bool {
 	uid := run.GetUID()
 	if known := p.runs[uid]; known != nil {
@@ -103,7 +102,7 @@ func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) b
 	return p.Update(p.compile(run))
 }
 
-// RemoveRun forgets a run, and reports whether the queue may have changed.
+// RemoveRun forgets a run, and reports a possible change of the queue.
 func (p *Planner) RemoveRun(uid types.UID) bool {
 	run := p.runs[uid]
 	if run == nil {
@@ -133,7 +132,7 @@ func (p *Planner) count(run enginev1alpha1.QueuedRun, n int) {
 	}
 }
 
-// SetStarted sets the runs in the ledger. The Planner keeps the set: the caller must not change it.
+// SetStarted sets the runs in the ledger. Don't change the set.
 func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	before := p.started
 	p.started = started
@@ -144,7 +143,7 @@ func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	}
 }
 
-// SetStorageLocations sets the records of the storage locations.
+// SetStorageLocations sets the records of storage locations.
 func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocation) {
 	states := make(map[string]queue.LocationState, len(locations))
 	for _, location := range locations {
@@ -153,7 +152,7 @@ func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocatio
 	p.SetLocations(states)
 }
 
-// SetExistingNamespaces sets the namespaces that exist.
+// SetExistingNamespaces sets the existing namespaces.
 func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 	names := make([]string, 0, len(namespaces))
 	for _, namespace := range namespaces {

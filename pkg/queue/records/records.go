@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package records turns the records of runs and the ledger into the queue's input. The controller,
-// which acts, and the API server, which shows the queue, use it.
+// Package records turns the records of runs and the ledger into the queue's input, for the controller
+// and the API server.
 package records
 
 import (
@@ -17,8 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
-// locationState returns the queue's view of a storage location. It is unavailable before its first
-// check.
+// locationState returns the queue's view of a location: unavailable before its first check.
 func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState {
 	condition := meta.FindStatusCondition(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 	switch {
@@ -32,8 +31,8 @@ func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState
 	return queue.LocationState{Message: condition.Message}
 }
 
-// WaitingSince returns when a run was queued. If queuing was delayed, for instance without a
-// controller, it is the creation. Both are exact to a second.
+// WaitingSince returns when a run was queued, or its creation if queuing was delayed, as without a
+// controller. Both are exact to a second.
 func WaitingSince(run enginev1alpha1.QueuedRun) time.Time {
 	created, queued := run.GetCreationTimestamp(), run.Standing().QueuedTimestamp
 	if queued == nil || queued.Sub(created.Time) > time.Second {
@@ -42,8 +41,8 @@ func WaitingSince(run enginev1alpha1.QueuedRun) time.Time {
 	return queued.Time
 }
 
-// Refused reports whether the API server refuses this very object, for instance by an admission
-// webhook: others may pass, and a retry helps only after a change. A conflict is no refusal.
+// Refused reports whether the API server refuses this very object, as by an admission webhook: others
+// may pass, and a retry helps only after a change. A conflict is no refusal.
 func Refused(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {

@@ -17,7 +17,6 @@ import (
 	"time"
 )
 
-// The ARNs of a cloud's roles.
 const (
 	// RoleOfPods is the identity of the pods.
 	RoleOfPods = "arn:aws:iam::111122223333:role/holdfast"
@@ -25,9 +24,8 @@ const (
 	RoleOfLocation = "arn:aws:iam::111122223333:role/backups"
 )
 
-// Cloud is a fake of AWS's services by which pods get credentials: STS, the agent of EKS Pod
-// Identity, and the metadata service of a node. It gives a session to a caller with the pod's
-// current token only.
+// Cloud fakes AWS's services that give pods credentials: STS, the agent of EKS Pod Identity, and a
+// node's metadata service. It gives a session only for the pod's current token.
 type Cloud struct {
 	// ExternalID must be named to assume RoleOfLocation.
 	ExternalID string
@@ -53,7 +51,7 @@ type cloudFailure struct {
 	code, message string
 }
 
-// NewCloud starts a cloud until the test ends. No identity of the machine is used meanwhile.
+// NewCloud starts a cloud for a test, without the machine's identity.
 func NewCloud(t *testing.T) *Cloud {
 	t.Helper()
 	folder := t.TempDir()
@@ -79,25 +77,25 @@ func NewCloud(t *testing.T) *Cloud {
 	return c
 }
 
-// ServiceAccounts sets the variables of a pod with a role for its service account (IRSA).
+// ServiceAccounts sets a pod's variables for its service account's role (IRSA).
 func (c *Cloud) ServiceAccounts(t *testing.T) {
 	t.Setenv("AWS_ROLE_ARN", RoleOfPods)
 	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", c.tokenFile)
 }
 
-// PodIdentity sets the variables of a pod with EKS Pod Identity.
+// PodIdentity sets a pod's variables with EKS Pod Identity.
 func (c *Cloud) PodIdentity(t *testing.T) {
 	t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", c.url+"/v1/credentials")
 	t.Setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", c.tokenFile)
 }
 
-// Node sets the variables of a pod with the role of its node.
+// Node sets a pod's variables with its node's role.
 func (c *Cloud) Node(t *testing.T) { t.Setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", c.url) }
 
-// TokenFile returns the name of the file with the pod's token.
+// TokenFile returns the file with the pod's token.
 func (c *Cloud) TokenFile() string { return c.tokenFile }
 
-// RotateToken replaces the pod's token, as the kubelet does. The former one is valid no more.
+// RotateToken replaces the pod's token, as the kubelet does.
 func (c *Cloud) RotateToken(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()
@@ -109,7 +107,7 @@ func (c *Cloud) RotateToken(t *testing.T) {
 	}
 }
 
-// EndSessions makes all credentials that were given expire.
+// EndSessions makes all given credentials expire.
 func (c *Cloud) EndSessions() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +117,7 @@ func (c *Cloud) EndSessions() {
 	}
 }
 
-// Fail makes each request for credentials fail. The status 0 ends that.
+// Fail makes each request for credentials fail, until status 0.
 func (c *Cloud) Fail(status int, code, message string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,14 +127,14 @@ func (c *Cloud) Fail(status int, code, message string) {
 	}
 }
 
-// Asked returns how often each kind of credentials was requested.
+// Asked returns how often a kind of credentials was requested.
 func (c *Cloud) Asked(kind string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.asked[kind]
 }
 
-// Leaked returns whether a text has a token or a secret of this cloud.
+// Leaked returns whether a text has a token or secret of this cloud.
 func (c *Cloud) Leaked(text string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,7 +146,7 @@ func (c *Cloud) Leaked(text string) bool {
 	return false
 }
 
-// Guard has an S3 server refuse all requests but those with a valid session of a role.
+// Guard makes an S3 server refuse requests without a role's session.
 func (c *Cloud) Guard(role string) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -179,7 +177,6 @@ func (c *Cloud) sessionOf(r *http.Request) (cloudSession, bool) {
 	return session, known && session.token == r.Header.Get("X-Amz-Security-Token")
 }
 
-// fails counts a request, and returns its failure, if it is to fail.
 func (c *Cloud) fails(kind string) *cloudFailure {
 	c.mu.Lock()
 	defer c.mu.Unlock()

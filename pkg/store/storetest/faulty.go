@@ -34,7 +34,7 @@ const (
 	Check      Operation = "Check"
 )
 
-// Fault says what goes wrong, and where.
+// Fault is a fault and its place.
 type Fault struct {
 	Operation Operation
 	Key       string
@@ -46,7 +46,7 @@ type Fault struct {
 	After    int
 }
 
-// Faulty is a store that counts operations, and fails as told.
+// Faulty is a store that counts operations, and fails on request.
 type Faulty struct {
 	inner Store
 	clock clock.Clock
@@ -58,7 +58,7 @@ type Faulty struct {
 	peak   int
 }
 
-// NewFaulty wraps a store. Without faults it behaves as the store does.
+// NewFaulty wraps a store. Without faults it behaves alike.
 func NewFaulty(inner Store, clock clock.Clock) *Faulty {
 	return &Faulty{inner: inner, clock: clock, counts: map[Operation]int{}}
 }
@@ -70,14 +70,14 @@ func (f *Faulty) Inject(faults ...Fault) {
 	f.faults = faults
 }
 
-// Count is how often an operation was called since the last Reset.
+// Count returns the calls of an operation since the last Reset.
 func (f *Faulty) Count(operation Operation) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts[operation]
 }
 
-// Counts are all operations that were called since the last Reset.
+// Counts returns all calls since the last Reset.
 func (f *Faulty) Counts() map[Operation]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,7 +88,7 @@ func (f *Faulty) Counts() map[Operation]int {
 	return counts
 }
 
-// Peak returns the maximum of concurrent Gets since the last Reset, from call to Close.
+// Peak returns the maximum of concurrent Gets, until Close, since the last Reset.
 func (f *Faulty) Peak() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -218,7 +218,7 @@ func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
 	return f.inner.Delete(ctx, object)
 }
 
-// Check asks whether the store answers.
+// Check implements Store.
 func (f *Faulty) Check(ctx context.Context) error {
 	if _, err := f.strike(ctx, Check, ""); err != nil {
 		return err

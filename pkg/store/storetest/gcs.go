@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ServiceAccount is the Secret of a Google service account. A server on loopback gives it the
-// token until the test ends; status, if not nil, says with which status.
+// ServiceAccount returns a Google service account's Secret. A server on loopback gives it the token
+// during the test, by status if not nil.
 func ServiceAccount(t testing.TB, token string, status func() int) map[string][]byte {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

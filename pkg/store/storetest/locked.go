@@ -15,9 +15,9 @@ import (
 	"sync"
 )
 
-// Locked makes an S3 server as strict as AWS with Object Lock and a default retention: it refuses
-// objects and parts with a missing or wrong checksum, and parts whose checksum the upload has not
-// announced. Like most other stores it refuses chunked bodies.
+// Locked makes an S3 server as strict as AWS with Object Lock and a default retention. It refuses
+// objects and parts with a missing or wrong checksum, parts with an unannounced one, and chunked
+// bodies, like most stores.
 func Locked(next http.Handler) http.Handler {
 	var announced sync.Map // whether an object's parts have a CRC32, by its path
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

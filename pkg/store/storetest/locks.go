@@ -14,9 +14,8 @@ import (
 	"time"
 )
 
-// Locks are the locks of the objects in a fake bucket with object lock: Wrap is for FakeS3. It is as
-// strict as Locked with each locked write. It keeps no versions: a removal and a write forget the
-// lock, as they leave the locked version behind.
+// Locks are the objects' locks in a fake bucket, by Wrap for FakeS3, as strict as Locked. Without
+// versions, a removal or a write forgets the lock.
 type Locks struct {
 	mu        sync.Mutex
 	of        map[string]ObjectLock // by key
@@ -26,7 +25,7 @@ type Locks struct {
 	Skew time.Duration
 }
 
-// ObjectLock is the lock of an object.
+// ObjectLock is an object's lock.
 type ObjectLock struct {
 	Mode  string
 	Until time.Time
@@ -37,14 +36,14 @@ func NewLocks() *Locks {
 	return &Locks{of: map[string]ObjectLock{}, announced: map[string]ObjectLock{}}
 }
 
-// All returns the locks of all objects, by key.
+// All returns all objects' locks, by key.
 func (l *Locks) All() map[string]ObjectLock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.of)
 }
 
-// Set replaces the lock of an object; the zero value removes it.
+// Set replaces an object's lock; the zero value removes it.
 func (l *Locks) Set(key string, lock ObjectLock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +81,6 @@ func (l *Locks) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// write serves a request that changes an object, and keeps its lock if it succeeds.
 func (l *Locks) write(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	query := r.URL.Query()
 	lock := ObjectLock{Mode: r.Header.Get("x-amz-object-lock-mode")}
@@ -120,7 +118,7 @@ type retention struct {
 	RetainUntilDate time.Time
 }
 
-// retention serves the lock of an object. It is never shortened, and its mode stays.
+// retention serves a lock, which is never shortened, and keeps its mode.
 func (l *Locks) retention(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
 	head := r.Clone(r.Context())
 	head.Method, head.URL.RawQuery, head.Body = http.MethodHead, "", http.NoBody
@@ -171,10 +169,9 @@ func (s *statusRecorder) WriteHeader(status int) {
 	s.ResponseWriter.WriteHeader(status)
 }
 
-// isGood reports whether the request has succeeded. An answer without a status or a body has 200.
+// isGood reports success. An answer without a status or a body has 200.
 func (s *statusRecorder) isGood() bool { return s.status == 0 || s.status/100 == http.StatusOK/100 }
 
-// discard takes an answer that is not sent.
 type discard struct{ header http.Header }
 
 func (d discard) Header() http.Header { return d.header }

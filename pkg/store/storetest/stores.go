@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storetest tests stores: a suite for every implementation of package store, stores for
-// tests, and Faulty, which fails on request.
+// Package storetest tests stores: a suite for every implementation of package store, stores for tests,
+// and Faulty.
 package storetest
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is all that can be done with a store.
+// Store has all operations of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -36,14 +36,14 @@ var (
 	_ Store = (*Faulty)(nil)
 )
 
-// Memory is a new store in memory.
+// Memory returns a new store in memory.
 func Memory(t testing.TB) *store.Bucket {
 	t.Helper()
 	bucket, err := store.OverBlob(memblob.OpenBucket(nil), "")
 	return opened(t, bucket, err)
 }
 
-// Filesystem is a new store in a folder that goes with the test.
+// Filesystem returns a new store in a temporary folder.
 func Filesystem(t testing.TB) *store.Bucket {
 	t.Helper()
 	return Open(t, enginev1alpha1.StorageLocationSpec{
@@ -52,8 +52,8 @@ func Filesystem(t testing.TB) *store.Bucket {
 	}, nil)
 }
 
-// FakeS3 runs an S3 server in memory until the test ends, with one empty bucket. wrap, if not nil,
-// sees every request first.
+// FakeS3 runs an S3 server in memory during the test, with one empty bucket. wrap, if not nil, sees
+// requests first.
 func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location enginev1alpha1.StorageLocationSpec, secret map[string][]byte) {
 	t.Helper()
 	const bucket = "backups"
@@ -81,8 +81,8 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 		}
 }
 
-// withConditions adds the conditions that the fake ignores: of removals, and of the end of a
-// multipart upload. These exclude other writes.
+// withConditions adds conditions that the fake ignores: of removals, and of the end of a multipart
+// upload, which exclude other writes.
 func withConditions(next http.Handler) http.Handler {
 	var mu sync.RWMutex
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -140,7 +140,7 @@ func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// Empty removes all that lies in a folder, and what was left there unfinished.
+// Empty removes all objects and unfinished writes in a folder.
 func Empty(t testing.TB, s Store, folder string) {
 	t.Helper()
 	for object, err := range s.List(context.Background(), folder, store.ListOptions{Recursive: true, Unfinished: true}) {

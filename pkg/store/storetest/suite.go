@@ -22,8 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Run runs the suite. open returns a new empty store each time, below a folder; the same store may
-// also be opened twice.
+// Run runs the suite. open returns a new empty store, below a folder, which may also be opened twice.
 func Run(t *testing.T, open func(t *testing.T) Store) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"read after write":     testReadAfterWrite,
@@ -235,7 +234,7 @@ func testConcurrentWriters(t *testing.T, s Store) {
 	}
 }
 
-// levels has names around the slash in the order of bytes: "-" and "." before, "0" after.
+// levels has names around the slash in the order of bytes.
 var levels = []string{"x/a-b", "x/a.b", "x/a/1", "x/a/2", "x/a0", "x/b/c/d/e", "x/c", "xx/a", "y"}
 
 func testListLevel(t *testing.T, s Store) {
@@ -330,7 +329,7 @@ var oddNames = []string{
 func testNames(t *testing.T, s Store) {
 	var names []string
 	for _, key := range oddNames {
-		// Azure takes a backslash for a slash, so that backend refuses it.
+		// Azure's backend refuses a backslash, which Azure takes for a slash.
 		err := s.Put(t.Context(), key, []byte(key))
 		if errors.Is(err, store.ErrName) && strings.Contains(key, `\`) {
 			continue
@@ -486,15 +485,15 @@ func testDeleteChanged(t *testing.T, s Store) {
 	}
 }
 
-// testConcurrentRemovers: see RemoveConcurrently. Another object stays in the folder: some servers
-// refuse writes into a folder that they are about to remove.
+// testConcurrentRemovers: see RemoveConcurrently. Another object stays, since some servers refuse
+// writes into a folder that they are about to remove.
 func testConcurrentRemovers(t *testing.T, s Store) {
 	must(t, s.Put(t.Context(), "race/stays", nil))
 	RemoveConcurrently(t, s, "race/object-%d")
 }
 
-// RemoveConcurrently checks concurrent removals and writes of an object: each successful write was
-// seen, or is there. It repeats that with numbers in the key.
+// RemoveConcurrently checks that each successful write of an object was seen, or is stored, beside
+// concurrent removals. It repeats that with numbers in the key.
 func RemoveConcurrently(t *testing.T, s Store, pattern string) {
 	t.Helper()
 	for round := range 8 {

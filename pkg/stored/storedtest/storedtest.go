@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Object is one to be stored.
+// Object is an object to store.
 type Object struct {
 	// Kind is as Item.GroupKind, Resource its name in paths.
 	Kind, Resource  string
@@ -33,7 +33,7 @@ type Object struct {
 	Content         []byte
 }
 
-// Items returns a manifest's items for the objects, in order, and writes the tarball.
+// Items writes the tarball, and returns the objects' items, in order.
 func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	t.Helper()
 	w, err := archive.NewWriter(tarball, time.Unix(1, 0), "uid")
@@ -71,7 +71,7 @@ func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	return items
 }
 
-// Manifest is the document of items.
+// Manifest returns the document of items.
 func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	t.Helper()
 	var w manifest.Writer
@@ -87,7 +87,7 @@ func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	return document.Bytes()
 }
 
-// Write stores the tarball and the manifest of a backup.
+// Write stores a backup's tarball and manifest.
 func Write(t testing.TB, to store.Writer, storeName string, objects ...Object) {
 	t.Helper()
 	WriteEncrypted(t, to, storeName, nil, objects...)

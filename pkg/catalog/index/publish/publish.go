@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
-// controller; two at once only waste time.
-//
-// Ended backups are indexed together, soon. A periodic search lists the location, reads backups
-// that the index lacks, drops entries of missing ones, and removes unused objects of its own index.
+// controller; two at once only waste time. Ended backups are indexed together. A periodic search adds
+// missing backups, drops others, and removes unused objects of its own index.
 package publish
 
 import (
@@ -42,7 +40,7 @@ type Store interface {
 // Location is a storage location with an index.
 type Location struct {
 	Name string
-	// Settings represents the dependencies of Open. A change restarts the worker.
+	// Settings represents Open's dependencies. A change restarts the worker.
 	Settings string
 	Open     func(ctx context.Context) (Store, error)
 	Layout   refresh.Layout
@@ -53,24 +51,23 @@ type Options struct {
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.WithTicker
-	// Interval is the time between searches, within a tenth, default 6 h. The first search comes
-	// after Delay, default 30 s.
+	// Interval is the time between searches, within a tenth, default 6 h. Delay precedes the first,
+	// default 30 s.
 	Interval, Delay time.Duration
 	// Gather is how long an ended backup waits for others. Default 2 s.
 	Gather time.Duration
 }
 
 const (
-	reads    = 4
-	failures = 10
-	// A failed location is tried again after firstRetry, doubled each time up to lastRetry.
+	reads                 = 4
+	failures              = 10
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
 	lastTimeout           = 10 * time.Second
 	headsToClean          = 50
 )
 
-// Publisher writes indexes. Create it with New.
+// Publisher writes indexes.
 type Publisher struct {
 	options Options
 	changed chan struct{}
@@ -80,7 +77,7 @@ type Publisher struct {
 	workers map[string]*worker // by location; guarded by mu
 }
 
-// New makes a Publisher. Nothing happens before Run.
+// New returns a Publisher. Nothing happens before Run.
 func New(options Options) *Publisher {
 	if options.Interval == 0 {
 		options.Interval = 6 * time.Hour
@@ -109,12 +106,12 @@ func (p *Publisher) SetLocations(locations []Location) {
 func (p *Publisher) Ended(location, storeName string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w := p.workers[location]; w != nil { // a search finds it otherwise
+	if w := p.workers[location]; w != nil { // else a search finds it
 		w.end(storeName)
 	}
 }
 
-// Run publishes until ctx ends, and returns when all workers have stopped.
+// Run publishes until ctx ends, and returns after all workers.
 func (p *Publisher) Run(ctx context.Context) {
 	if p.options.Cluster.UID == "" || p.options.Cluster.Key == nil {
 		return // no reader could trust it
@@ -217,7 +214,7 @@ func (w *worker) run(ctx context.Context) {
 			}
 		case <-w.woken:
 			if w.writer == nil {
-				continue // a search is due
+				continue
 			}
 			select {
 			case <-w.options.Clock.After(w.options.Gather):
@@ -235,7 +232,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		klog.FromContext(ctx).V(2).Info("Could not write the index of a storage location", "reason", store.Reason(err))
 		w.close()
-		w.putBack(ended) // the search reads them
+		w.putBack(ended)
 		failed++
 		due = w.options.Clock.After(around(min(firstRetry<<min(failed-1, 10), lastRetry)))
 	}
@@ -248,8 +245,7 @@ func (w *worker) close() {
 	w.opened, w.writer = nil, nil
 }
 
-// search updates the index. It reads ended backups even if they are indexed: a name may have a new
-// backup.
+// search updates the index. It reads ended backups even if indexed: a name may have a new backup.
 func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	if w.opened == nil {
 		if w.opened, err = w.Open(ctx); err != nil {
@@ -279,12 +275,11 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 		}
 	}
 	if err := w.read(ctx, missing, w.mayRead(ctx, known, missing)); err != nil {
-		// Keeps the read contents, even if ctx has ended.
 		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 		defer cancel()
 		return errors.Join(err, w.commit(finish))
 	}
-	// An unmounted folder lists nothing. Then the index stays.
+	// An unmounted folder lists nothing: then the index stays.
 	if trusted && 2*len(known) >= w.writer.Len()-len(missing) {
 		if err := w.writer.Sweep(ctx, func(name string) bool { return listed[name] }); err != nil {
 			return err
@@ -296,8 +291,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	return w.clean(ctx)
 }
 
-// mayRead reports whether the store allows reading an indexed backup, or else a missing one. Then a
-// refusal is not the store's failure.
+// mayRead reports whether another backup can be read. Then a refusal is not the store's failure.
 func (w *worker) mayRead(ctx context.Context, known []string, missing []refresh.Entry) bool {
 	if len(missing) == 0 {
 		return false
@@ -343,7 +337,7 @@ func (w *worker) clean(ctx context.Context) error {
 	return err
 }
 
-// read adds final backups. It omits a refused backup if mayRead; otherwise the store has failed.
+// read adds final backups. If mayRead, it omits refused ones; otherwise the store has failed.
 func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool) error {
 	var mu sync.Mutex // guards the following variables and the writer
 	var failed int
@@ -385,8 +379,7 @@ func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool
 	return first
 }
 
-// entryVersion is the version of entries; since 2 they have digests. Other versions are read and
-// written again.
+// entryVersion is the version of entries; others are read again.
 const entryVersion = "2"
 
 func stamp(beside []string) string {

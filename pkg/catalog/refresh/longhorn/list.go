@@ -1,16 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorn reads stores in Longhorn's layout: an entry is the folder of a volume, with its
-// volume backups.
+// Package longhorn reads stores in Longhorn's layout: an entry is a volume's folder, with its backups.
+// See docs/longhorn.md.
 //
-// Volumes are two levels of folders deep, with the data between. A full listing takes up to 65,793
-// requests, and one for each volume; finding one volume takes one.
-//
-// Names show changes. A finished backup is final, so its file is read once, up to its list of
-// blocks. The volume's file is written after them, so it is read after each change of names, and an
-// hour later. Nothing is signed, so volumes are listed in their namespaces only if the location
-// trusts these.
+// A full listing takes up to 65,793 requests, and one for each volume; finding one volume takes one.
+// Names show changes. A finished backup is final, so its file is read once, up to its list of blocks.
+// The volume's file is written later, so it is read after each change of names, and an hour later.
+// Nothing is signed, so volumes are in their namespaces only if the location trusts these.
 package longhorn
 
 import (
@@ -36,16 +33,15 @@ import (
 )
 
 const (
-	atOnce = 64
-	// maxPassed bounds the objects of other kinds that a poll skips.
+	atOnce    = 64
 	maxPassed = 1000
-	// maxBackups bounds the backups of one volume, in the order of names.
+	// maxBackups bounds a volume's backups, in the order of names.
 	maxBackups = 100_000
 	// settled after the last backup, the volume's file is final, with a margin for clocks.
 	settled = time.Hour
 )
 
-// Layout reads one location of Longhorn.
+// Layout is Longhorn's, for one location.
 type Layout struct {
 	// TrustNamespaces lists volumes in the namespaces that they name.
 	TrustNamespaces bool
@@ -54,8 +50,8 @@ type Layout struct {
 
 var _ refresh.Layout = &Layout{}
 
-// List implements layout.Layout. The first shard, for polls, is one volume, with a request for each
-// 1,000 backups. The other shards are the folders of the first level, listed in parallel.
+// List implements refresh.Layout. The first shard, for polls, is one volume, by a request for each
+// 1,000 backups. The others are the folders of the first level, listed in parallel.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[refresh.Shard] {
 	return func(yield func(refresh.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
@@ -92,7 +88,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 			after = position
 			return yield(shard)
 		}
-		// Alone: a poll that found no single volume needs no other shard.
+		// Alone: a poll that found no volume needs no other shard.
 		if !yieldAs(l.shard(ctx, &lister, firsts[0]), 0) {
 			return
 		}
@@ -113,10 +109,8 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 	}
 }
 
-// past returns a position after all keys of a folder, and before the next folder.
 func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
-// holds returns whether volumes are after one position, up to another (empty: the end).
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		folder := strings.TrimPrefix(format.VolumePrefix(name), format.VolumesPrefix)
@@ -124,8 +118,8 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// next lists the volume after a position: in its folder, backups come before blocks. Without one it
-// is the last shard. It skips other objects; a request full of them is an empty shard.
+// next lists the volume after a position: its backups come before its blocks. Without a volume, it is
+// the last shard. A request full of other objects is an empty shard.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (refresh.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
@@ -171,7 +165,6 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (ref
 	return shard, nil
 }
 
-// isSpread reports whether a folder is one of the two levels.
 func isSpread(name string) bool {
 	return len(name) == 2 && strings.Trim(name, "0123456789abcdef") == ""
 }
@@ -204,7 +197,7 @@ func (l *Layout) shard(ctx context.Context, lister *lister, first string) refres
 	return shard
 }
 
-// entries lists the volumes in a folder of the second level; with an error, some of them.
+// entries lists the volumes in a folder of the second level; with an error, some.
 func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []refresh.Entry, failed error) {
 	objects, err := lister.list(ctx, folder, store.ListOptions{})
 	if err != nil {
@@ -228,8 +221,8 @@ func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (en
 	return entries, failed
 }
 
-// versions identifies all that is read of an entry: names and versions of backups, and the settled
-// volume file.
+// versions identifies what is read of an entry: names and versions of backups, and the settled volume
+// file.
 func (l *Layout) versions(backups []store.Object) map[string]string {
 	sum := sha256.New()
 	var last time.Time

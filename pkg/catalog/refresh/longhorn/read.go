@@ -23,8 +23,7 @@ import (
 )
 
 const (
-	// frontBytes is the first read part of a file. The text before the blocks has about 1,000
-	// bytes.
+	// frontBytes are read first; some 1,000 precede the blocks.
 	frontBytes    = 16 << 10
 	maxLabelBytes = 16 << 10
 )
@@ -33,7 +32,7 @@ const method = "longhorn"
 
 const unfinished = "it has not ended: it is under way, or has failed, which Longhorn's store does not tell apart"
 
-// Probe implements layout.Layout.
+// Probe implements refresh.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, err := from.Attributes(ctx, format.VolumeKey(name))
 	if errors.Is(err, store.ErrNotFound) {
@@ -42,7 +41,7 @@ func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) erro
 	return err
 }
 
-// Read implements layout.Layout.
+// Read implements refresh.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known refresh.KnownEntry) (catalog.Content, error) {
 	var content catalog.Content
 	var objects []store.Object
@@ -101,7 +100,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	return content, nil
 }
 
-// readVolume reads the volume's file, or returns its fault; an error is the store's.
+// readVolume returns the volume's file, or its fault; an error is the store's.
 func readVolume(ctx context.Context, from store.Ranger, name string, mayRead bool) (volume *format.Volume, trouble string, err error) {
 	const consequence = ", so Longhorn does not restore it"
 	content, err := from.Get(ctx, format.VolumeKey(name))
@@ -127,12 +126,10 @@ func readVolume(ctx context.Context, from store.Ranger, name string, mayRead boo
 
 type reading struct {
 	volume, backup string
-	// row is the result; nil if the store failed, or the backup is missing.
-	row *catalog.Volume
-	err error
+	row            *catalog.Volume
+	err            error
 }
 
-// do reads the backup, twice if the store does not answer.
 func (r *reading) do(ctx context.Context, from store.Ranger) {
 	var backup *format.Backup
 	for range 2 {
@@ -177,7 +174,6 @@ func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	return row
 }
 
-// labels returns all labels, or none if they are too long.
 func labels(of map[string]string) catalog.Labels {
 	size := 0
 	for key, value := range of {
@@ -189,8 +185,8 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. If nothing could be read, the store has failed. Otherwise each failed
-// backup is unreadable until the next read.
+// judge makes the rows. If nothing was readable, the store has failed; else failed backups are
+// unreadable for now.
 func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
@@ -208,7 +204,6 @@ func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content)
 	return nil
 }
 
-// describe sets the rows' volume: namespace and size. The last backup decides where all are listed.
 func describe(name string, volume *format.Volume, trouble string, rows []catalog.Volume) {
 	var of map[string]string
 	if volume != nil {
@@ -239,7 +234,6 @@ func isUnavailable(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// front reads an object's first part, and more on demand.
 type front struct {
 	ctx    context.Context
 	from   store.Ranger
