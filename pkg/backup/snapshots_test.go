@@ -323,6 +323,22 @@ func TestHooksEncloseTheCut(t *testing.T) {
 	}
 }
 
+// TestOrderedPodsAreCutTogether: all pods that orderedResources names are frozen while their snapshots are cut, so that
+// these agree.
+func TestOrderedPodsAreCutTogether(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true), Hooks: dbHooks(""), OrderedResources: map[string]string{"pods": "shop/db,shop/log"}}).watched().withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("data", "d", "Filesystem")
+	f.csiClaim("journal", "d", "Filesystem")
+	f.add("pods", hookedPod("log", "n1", isDB, "", claimIn("v", "journal")), hookedPod("db", "n1", isDB, "", claimIn("v", "data")))
+	f.volumes.onCut = func() { f.hooks.note("cut") }
+	f.run(t)
+	want := []string{"pending db,log", "db/c1: freeze /d", "log/c1: freeze /d", "submit db/v", "submit log/v", "cut", "db/c1: thaw /d", "log/c1: thaw /d", "pending none", "cut", "read db/v", "read log/v"}
+	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
+		t.Errorf("what was done (-want +got):\n%s", diff)
+	}
+}
+
 // TestAFailedSnapshotIsNamed: an error names the claim, and other ways are not taken.
 func TestAFailedSnapshotIsNamed(t *testing.T) {
 	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))

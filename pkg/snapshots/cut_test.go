@@ -111,6 +111,7 @@ func TestTimeout(t *testing.T) {
 		words    []string
 	}{
 		"no snapshot-controller": {func(s *sidecars) { s.absent = true }, 0, []string{"within 1m0s", "is snapshot-controller running?", "shop/data", "driver d", "class fast"}},
+		"no csi-snapshotter":     {func(s *sidecars) { s.away = true }, 1, []string{"within 1m0s", "the driver has not answered: is its csi-snapshotter running?"}},
 		"the driver fails":       {func(s *sidecars) { s.fails = "no space" }, 1, []string{"no space"}},
 		"a final error":          {func(s *sidecars) { s.fails, s.final = "no such volume", true }, 1, []string{"no such volume"}},
 	} {
@@ -202,7 +203,7 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-// TestNotServed: without the CRDs a cut fails at once, and a sweep finds nothing.
+// TestNotServed: without the CRDs there are no classes, a cut fails at once, and a sweep finds nothing.
 func TestNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSidecars(t)
@@ -211,6 +212,9 @@ func TestNotServed(t *testing.T) {
 		}
 		_, err := s.client().Cut(t.Context(), volume(), nil)
 		expectError(t, err, "CRDs of external-snapshotter")
+		if classes, err := s.client().Classes(t.Context()); err != nil || classes != nil {
+			t.Errorf("the classes are %v, %v", classes, err)
+		}
 		if contents, taken, err := s.client().Look(t.Context()); err != nil || contents != nil || taken != nil {
 			t.Errorf("a sweep sees %v, %v, %v", contents, taken, err)
 		}

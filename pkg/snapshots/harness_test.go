@@ -139,7 +139,7 @@ func (s *sidecars) take(of *unstructured.Unstructured) {
 		if !s.final {
 			content.SetAnnotations(map[string]string{annotationBeingCreated: "yes"})
 		}
-	} else {
+	} else if !s.away {
 		s.cut(content)
 	}
 	if err := s.Tracker().Create(Contents, content, ""); err != nil {

@@ -70,8 +70,8 @@ func TestCutsAreBounded(t *testing.T) {
 	})
 }
 
-// TestExposedPod: the pod has no privilege and no account, mounts the volume as read-only, and goes where
-// the volume can be used. What it waits for is told; an exposure that never runs ends.
+// TestExposedPod: the pod has no privilege and no account, and goes where the volume can be used. Only its mount
+// is read-only, so that the kernel can replay a journal. What it waits for is told; an exposure that never runs ends.
 func TestExposedPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, kube := newSidecars(t), kubefake.NewClientset()
@@ -92,7 +92,7 @@ func TestExposedPod(t *testing.T) {
 			}
 			of, container := pod.Spec, pod.Spec.Containers[0]
 			mounts := slices.ContainsFunc(container.VolumeMounts, func(mount corev1.VolumeMount) bool { return mount.Name == moverVolume && mount.ReadOnly })
-			if *of.AutomountServiceAccountToken || !*container.SecurityContext.RunAsNonRoot || !mounts || of.ImagePullSecrets[0].Name != "pull" || !equality.Semantic.DeepEqual(of.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, v.Nodes.Required) {
+			if *of.AutomountServiceAccountToken || !*container.SecurityContext.RunAsNonRoot || !mounts || of.Volumes[0].PersistentVolumeClaim.ReadOnly || of.ImagePullSecrets[0].Name != "pull" || !equality.Semantic.DeepEqual(of.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution, v.Nodes.Required) {
 				t.Errorf("the pod is %+v", of)
 			}
 		})
@@ -101,7 +101,7 @@ func TestExposedPod(t *testing.T) {
 			t.Errorf("said is %q", said)
 		}
 		claim, err := kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(t.Context(), v.name(), metav1.GetOptions{})
-		if err != nil || claim.Spec.Resources.Requests.Storage().Value() != 7 || *claim.Spec.StorageClassName != "slow" || claim.Spec.DataSource.Name != v.name() {
+		if err != nil || claim.Spec.Resources.Requests.Storage().Value() != 7 || !slices.Equal(claim.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) || *claim.Spec.StorageClassName != "slow" || claim.Spec.DataSource.Name != v.name() {
 			t.Errorf("the claim is %+v, %v", claim, err)
 		}
 		asked := 0
@@ -117,12 +117,13 @@ func TestExposedPod(t *testing.T) {
 }
 
 // TestExposedDevice: the pod of a block device serves it by a socket, as root without any capability, and can't
-// write to it. The content has the mode of the volume: else the provisioner would make a file system.
+// write to it. The content has the mode of the volume: else the provisioner would make a file system. The claim has
+// room for the snapshot.
 func TestExposedDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, kube := newSidecars(t), kubefake.NewClientset()
 		m, v := s.mover(kube), volume()
-		v.StorageClass, v.Device = "slow", true
+		v.StorageClass, v.Device, v.Size = "slow", true, 3
 		taken, err := m.Cut(t.Context(), v, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -147,6 +148,9 @@ func TestExposedDevice(t *testing.T) {
 			}
 			if *claim.Spec.VolumeMode != corev1.PersistentVolumeBlock {
 				t.Errorf("the claim has the mode %s", *claim.Spec.VolumeMode)
+			}
+			if size := claim.Spec.Resources.Requests.Storage().Value(); size != 5 {
+				t.Errorf("the claim of %d bytes has the size %d, want the snapshot's", v.Size, size)
 			}
 			claim.Spec.VolumeName = "pv"
 			if _, err := kube.CoreV1().PersistentVolumeClaims(m.namespace).Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
@@ -173,6 +177,49 @@ func TestExposedDevice(t *testing.T) {
 			t.Errorf("the content is %+v, %v", content, err)
 		}
 	})
+}
+
+// TestWhyAPodWaits: the status of a pod says why it waits, else the newest warning about the pod or its claim.
+func TestWhyAPodWaits(t *testing.T) {
+	const namespace = "holdfast-snapshots"
+	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	event := func(of types.UID, kind, reason, message string, minute int) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint(of, minute)}, InvolvedObject: corev1.ObjectReference{UID: of},
+			Type: kind, Reason: reason, Message: message, LastTimestamp: metav1.NewTime(at.Add(time.Duration(minute) * time.Minute)),
+		}
+	}
+	refused := event("claim", corev1.EventTypeWarning, "ProvisioningFailed", "no space", 1)
+	for name, test := range map[string]struct {
+		condition string
+		events    []*corev1.Event
+		want      string
+	}{
+		"nothing is known":     {},
+		"no node takes it":     {condition: "0/3 nodes are available", events: []*corev1.Event{refused}, want: ": it is on no node: 0/3 nodes are available"},
+		"its claim":            {events: []*corev1.Event{refused}, want: ": ProvisioningFailed: no space"},
+		"the newest of both":   {events: []*corev1.Event{refused, event("pod", corev1.EventTypeWarning, "FailedAttachVolume", "too many", 2)}, want: ": FailedAttachVolume: too many"},
+		"an older one":         {events: []*corev1.Event{refused, event("pod", corev1.EventTypeWarning, "FailedMount", "wrong fs type", 0)}, want: ": ProvisioningFailed: no space"},
+		"no warning":           {events: []*corev1.Event{event("pod", corev1.EventTypeNormal, "Scheduled", "to n", 1)}},
+		"about another object": {events: []*corev1.Event{event("other", corev1.EventTypeWarning, "FailedMount", "wrong", 1)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := exposedPod("hf-x", "backup")
+			pod.UID = "pod"
+			if test.condition != "" {
+				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: test.condition}}
+			}
+			kube := kubefake.NewClientset(pod, &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "hf-x", UID: "claim"}})
+			for _, of := range test.events {
+				if err := kube.Tracker().Add(of); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := newSidecars(t).mover(kube).why(t.Context(), "hf-x"); got != test.want {
+				t.Errorf("it says %q, want %q", got, test.want)
+			}
+		})
+	}
 }
 
 // TestHideWhatIsNotOurs: objects of the name without the label of this cluster stay.

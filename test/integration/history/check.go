@@ -23,8 +23,8 @@ import (
 // were begun twice; that overlapped one that held a slot at the same time; that were
 // more than limit; or that were let start while one that overlaps them waited ahead,
 // and not for its storage location.
-// A backup holds its slot from its entry into the ledger to its end, or until it only
-// moves data, or until it leaves the ledger unclaimed.
+// A backup holds its slot from its entry into the ledger to its end. Before, it gives it back
+// when it only moves data, or leaves the ledger unclaimed.
 func (h *History) Check(limit int) []error {
 	c := &checker{
 		limit: limit, runs: map[types.UID]*state{}, ledger: map[types.UID]records.Start{}, holding: map[types.UID]bool{},
