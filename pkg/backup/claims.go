@@ -61,6 +61,7 @@ type pendingWarning struct {
 type persistentVolume struct {
 	hostPath       string
 	driver, handle string
+	fileSystem     string
 	storageClass   string
 	bound          types.NamespacedName
 	claim          types.UID
@@ -99,7 +100,7 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		return nil, err
 	}
 	kept := &persistentVolume{
-		hostPath: object.Spec.HostPath.Path, driver: object.Spec.CSI.Driver, handle: object.Spec.CSI.VolumeHandle, storageClass: object.Spec.StorageClass, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		hostPath: object.Spec.HostPath.Path, driver: object.Spec.CSI.Driver, handle: object.Spec.CSI.VolumeHandle, fileSystem: object.Spec.CSI.FSType, storageClass: object.Spec.StorageClass, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
 		bound: types.NamespacedName{Namespace: object.Spec.ClaimRef.Namespace, Name: object.Spec.ClaimRef.Name}, claim: object.Spec.ClaimRef.UID,
 		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
 	}

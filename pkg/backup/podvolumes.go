@@ -243,6 +243,10 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	}
 	if volume.cut {
 		to.Snapshot = of.snapshot
+		if kept := p.persistentVolumes[of.volume]; to.Snapshot != nil && kept != nil && kept.fileSystem == "xfs" {
+			// A copy has the same uuid: a node that mounts the original may refuse it.
+			to.Snapshot.Avoid = pod.node
+		}
 	} else if reason := pod.notRunning; reason != "" {
 		if to.ClaimName == "" {
 			p.skip(about, skippedVolume{volume.name, "", reason, true, false})

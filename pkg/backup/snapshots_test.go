@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -320,6 +321,25 @@ func TestHooksEncloseTheCut(t *testing.T) {
 	want := []string{"pending db", "db/c1: freeze /d", "submit db/v", "cut", "db/c1: thaw /d", "pending none", "cut", "read db/v"}
 	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
 		t.Errorf("what was done (-want +got):\n%s", diff)
+	}
+}
+
+// TestCopiesOfXFS: a copy of an XFS has the uuid of the original, so another node is to mount it.
+func TestCopiesOfXFS(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	for _, fileSystem := range []string{"xfs", "ext4"} {
+		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%[1]s"},"spec":{"csi":{"driver":"d","volumeHandle":"h-%[1]s","fsType":%[1]q},"storageClassName":"slow","claimRef":{"namespace":"shop","name":%[1]q,"uid":"uid-%[1]s"}}}`, fileSystem))
+		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%[1]q,"namespace":"shop","uid":"uid-%[1]s"},"spec":{"volumeName":"pv-%[1]s"},"status":{"phase":"Bound"}}`, fileSystem))
+		f.add("pods", hookedPod("pod-"+fileSystem, "n1", "", "", claimIn("v", fileSystem)))
+	}
+	f.run(t)
+	avoided := map[string]string{}
+	for _, volume := range f.volumes.submitted {
+		avoided[volume.ClaimName] = volume.Snapshot.Avoid
+	}
+	if want := map[string]string{"xfs": "n1", "ext4": ""}; !maps.Equal(avoided, want) {
+		t.Errorf("avoided are %v, want %v", avoided, want)
 	}
 }
 

@@ -82,6 +82,8 @@ type SnapshotSource struct {
 	Class, StorageClass string
 	// Nodes limits where a volume from the snapshot can be used.
 	Nodes *corev1.VolumeNodeAffinity
+	// Avoid is a node that may not be able to mount a copy beside the volume, or "".
+	Avoid string
 	// Kept leaves the snapshot in the volume's storage, and moves no data.
 	Kept bool
 	// KeepLocal is how many of the claim's newest snapshots stay beside their moved data.

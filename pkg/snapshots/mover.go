@@ -40,7 +40,8 @@ const (
 const (
 	// ExposeTimeout bounds the start of a pod with a volume from a snapshot.
 	ExposeTimeout  = 30 * time.Minute
-	atOnceCut      = 8 // of a driver: storages limit the rate
+	stuckAfter     = 10 * time.Minute // on one node, where another may do
+	atOnceCut      = 8                // of a driver: storages limit the rate
 	longestCut     = 10 * time.Minute
 	whyInterval    = 5 * time.Second  // of questions why a pod does not run
 	remakeAfter    = 30 * time.Second // the least age of a failed pod that is made anew
@@ -110,16 +111,32 @@ func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(st
 // Occupy takes the place of a volume that an earlier process has exposed.
 func (m *Mover) Occupy(v Volume) Spot { return m.places.occupy(v.Driver) }
 
-// Expose returns the running pod with a cut, also of an earlier attempt. It reports in words what it waits for.
+// StuckError says that a node has a pod with a cut, and does not run it. Another node may.
+type StuckError struct {
+	Node string
+	Err  error
+}
+
+func (e StuckError) Error() string { return e.Err.Error() }
+
+// Expose returns the running pod with a cut, also of an earlier attempt. It reports in words what it waits for. On a
+// first try, a node that does not run the pod for stuckAfter is a StuckError.
 func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(string)) (Exposed, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ExposeTimeout, fmt.Errorf("not within %s", ExposeTimeout))
 	defer cancel()
 	said, pause, asked := "", time.Duration(0), time.Now()
+	node, since := "", time.Time{}
 	for {
 		exposed, waitsFor, err := m.expose(ctx, &v, &taken)
+		if err == nil && exposed.Node != node {
+			node, since = exposed.Node, time.Now()
+		}
 		switch {
 		case err == nil && waitsFor == "":
 			return exposed, nil
+		case err == nil && node != "" && v.Try < 2 && time.Since(since) > stuckAfter:
+			waitsFor += m.why(ctx, v.exposure())
+			return Exposed{}, StuckError{node, fmt.Errorf("expose the snapshot of the claim %s/%s: not within %s: it waited for %s", v.Namespace, v.Claim, stuckAfter, waitsFor)}
 		case err == nil && time.Since(asked) < whyInterval:
 			waitsFor = said
 		case err == nil:
@@ -140,6 +157,7 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 	}
 }
 
+// expose returns the pod's node also while it waits.
 func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Exposed, waitsFor string, err error) {
 	pods := m.kube.CoreV1().Pods(m.namespace)
 	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.exposure(), metav1.GetOptions{})
@@ -170,7 +188,7 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 		}
 		return exposed, fmt.Sprintf("the pod %s, which has ended, to be made anew: %s", pod.Name, cmp.Or(pod.Status.Message, pod.Status.Reason, "it was not to")), err
 	case !running || pod.Spec.NodeName == "" || claim.Spec.VolumeName == "":
-		return exposed, "the pod " + pod.Name, nil
+		return Exposed{Node: pod.Spec.NodeName}, "the pod " + pod.Name, nil
 	}
 	exposed = Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, PersistentVolume: claim.Spec.VolumeName}
 	if v.Device {

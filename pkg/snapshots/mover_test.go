@@ -5,6 +5,7 @@ package snapshots
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -388,6 +389,30 @@ func TestExposedAgain(t *testing.T) {
 				}
 				if len(said) == 0 || !strings.Contains(said[0], test.words) {
 					t.Errorf("said is %q, want first %q", said, test.words)
+				}
+			})
+		})
+	}
+}
+
+// TestStuckOnANode: a node that has the pod and does not run it is named after ten minutes, so that another is
+// tried. A second try has the whole time.
+func TestStuckOnANode(t *testing.T) {
+	for try, want := range map[int32]time.Duration{1: stuckAfter, 2: ExposeTimeout} {
+		t.Run(fmt.Sprint(try), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v, begun := volume(), time.Now()
+				v.Try = try
+				claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast-snapshots", Name: v.exposure()}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
+				pod := exposedPod(v.exposure(), string(v.Backup))
+				pod.Spec.NodeName, pod.Status.Phase = "n", corev1.PodPending
+				_, err := newSidecars(t).mover(kubefake.NewClientset(claim, pod)).Expose(t.Context(), v, Taken{Handle: "h"}, nil)
+				stuck := StuckError{}
+				if lasted := time.Since(begun); err == nil || errors.As(err, &stuck) != (try < 2) || lasted < want || lasted > want+time.Minute {
+					t.Fatalf("after %s it is %v", lasted, err)
+				}
+				if try < 2 && stuck.Node != pod.Spec.NodeName {
+					t.Errorf("the node is %q, want %q", stuck.Node, pod.Spec.NodeName)
 				}
 			})
 		})

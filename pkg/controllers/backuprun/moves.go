@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -92,7 +93,7 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
-		Moved: !volume.Snapshot.Kept, KeepLocal: volume.Snapshot.KeepLocal, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Device: volume.Device,
+		Moved: !volume.Snapshot.Kept, KeepLocal: volume.Snapshot.KeepLocal, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Avoid: volume.Snapshot.Avoid, Device: volume.Device,
 		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
 		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
 	}
@@ -123,7 +124,9 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot
 			v.mu.Lock()
 			u.preparing, u.cut = false, true // a failure needs no further wait
 			stopped := err != nil && ctx.Err() != nil && !u.status.Phase.Done()
-			if err != nil && !u.status.Phase.Done() {
+			if stuck := (snapshots.StuckError{}); errors.As(err, &stuck) && !u.status.Phase.Done() && !stopped {
+				v.againLocked(u, stuck.Node, stuck.Error())
+			} else if err != nil && !u.status.Phase.Done() {
 				v.fail(u, err.Error())
 			}
 			v.wakeLocked()
@@ -198,12 +201,16 @@ func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || !u.exposed || u.preparing || u.failed != "" || v.ctx.Err() != nil {
 		return false
 	}
-	u.again, u.preparing, u.failed = true, true, fmt.Sprintf("on the node %s: %s", u.node, why)
+	v.againLocked(u, u.node, why)
+	v.wakeLocked()
+	return true
+}
+
+func (v *volumes) againLocked(u *upload, node, why string) {
+	u.again, u.preparing, u.node, u.failed = true, true, node, fmt.Sprintf("on the node %s: %s", node, why)
 	u.forgotten, u.record, u.early, u.begun = u.record, "", nil, time.Time{}
 	u.status = enginev1alpha1.VolumeUploadStatus{Message: "is tried again: it failed " + u.failed}
 	klog.Background().Info("The data of a snapshot is moved once more", "namespace", u.volume.Pod.Namespace, "claim", u.volume.ClaimName, "failed", u.failed)
-	v.wakeLocked()
-	return true
 }
 
 func (v *volumes) dropUpload(ctx context.Context, u *upload) {

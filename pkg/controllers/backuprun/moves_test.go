@@ -31,6 +31,8 @@ var instant = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 // mover is a Mover that answers at once, unless it is held.
 type mover struct {
 	cutFails, readyFails, exposeFails error
+	// stuckOn does not run the pod of a first try.
+	stuckOn string
 	// cutHeld, readyHeld, placeHeld and exposeHeld, if set, hold the work until they are closed.
 	cutHeld, readyHeld, placeHeld, exposeHeld chan struct{}
 
@@ -108,6 +110,9 @@ func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Take
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.exposed = append(m.exposed, v)
+	if m.stuckOn != "" && v.Try < 2 {
+		return snapshots.Exposed{}, snapshots.StuckError{Node: m.stuckOn, Err: errors.New("the mount fails")}
+	}
 	node := "node-7"
 	if n := len(m.exposed); n <= len(m.nodes) {
 		node = m.nodes[n-1]
@@ -455,6 +460,40 @@ func TestSnapshotIsMovedAgain(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestNodeThatDoesNotMount: a snapshot that a node does not mount is read on another one. If that fails too, the volume
+// says both.
+func TestNodeThatDoesNotMount(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprintf("fails again: %t", fails), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &mover{nodes: []string{"", "node-8"}, stuckOn: "node-6"}
+				volume := snapshotOf("data", "web")
+				volume.Snapshot.Avoid = "node-5"
+				e := newMoving(volume)
+				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				h.mover = m
+				h.start(1)
+				time.Sleep(2 * hideInterval)
+				upload := h.uploads()["v"]
+				if upload == nil || upload.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[0].Avoid != "node-5" || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-6" || m.hidden < 2 || m.taken() != 1 || len(m.cut) != 1 {
+					t.Fatalf("the upload is %+v, exposed were %+v, %d places are taken", upload, m.exposed, m.taken())
+				}
+				status := enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"}
+				if fails {
+					status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"}
+				}
+				h.report("v", status)
+				if !closed(e.ended) || (e.volume.Status.Phase == enginev1alpha1.VolumePhaseFailed) != fails {
+					t.Errorf("the volume is %+v", e.volume.Status)
+				}
+				if fails && !strings.Contains(e.volume.Status.Message, "no space; and before, on the node node-6: the mount fails") {
+					t.Errorf("the volume says %q", e.volume.Status.Message)
+				}
+			})
+		})
 	}
 }
 

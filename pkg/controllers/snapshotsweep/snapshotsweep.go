@@ -84,6 +84,7 @@ type Controller struct {
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	since     map[types.UID]time.Time
+	hiding    map[string]time.Time // the first deletion of each exposure
 	disposed  time.Time
 }
 
@@ -159,6 +160,8 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
 	})
 	c.since = decision.Since
+	hanging := c.hanging(exposed)
+	decision.States[snapshots.StateStuck] += len(hanging)
 	for state, of := range decision.States {
 		count.WithLabelValues(string(state)).Set(float64(of))
 	}
@@ -167,18 +170,36 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	for _, content := range decision.Orphans {
 		logger.Info("A snapshot has lost its VolumeSnapshot before it was labelled, and its class keeps it: delete it by hand if it is not wanted", "volumeSnapshotContent", content.Name, "handle", content.Status.Handle)
 	}
+	for _, name := range hanging {
+		logger.Info("A volume that was made from a snapshot is not deleted yet: look at the pod, the claim and the VolumeSnapshot of its name in the namespace of the movers", "name", name)
+	}
 	waiting, err := c.Snapshots.Sweep(ctx, decision)
 	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		logger.Info("A snapshot that no backup needs is not deleted yet", "volumeSnapshotContent", name, "waitsFor", waiting[name])
 	}
 	next = interval
 	switch {
-	case decision.Soon || !hidden:
+	case decision.Soon || !hidden && len(hanging) == 0:
 		next = snapshots.OrphanAge
-	case len(waiting) > 0, !withdrawn: // a claim that is never bound holds its source
+	case len(waiting) > 0, !withdrawn, !hidden: // a claim that is never bound holds its source
 		next = waitingInterval
 	}
 	return next, errors.Join(err, failure)
+}
+
+// hanging returns the exposures whose deletion takes longer than snapshots.StuckAge.
+func (c *Controller) hanging(ended map[string]types.UID) (names []string) {
+	now, since := c.Clock.Now(), map[string]time.Time{}
+	for _, name := range slices.Sorted(maps.Keys(ended)) {
+		if since[name] = c.hiding[name]; since[name].IsZero() {
+			since[name] = now
+		}
+		if now.Sub(since[name]) > snapshots.StuckAge {
+			names = append(names, name)
+		}
+	}
+	c.hiding = since
+	return names
 }
 
 // withdraw deletes the sources of claims whose restores have ended, and reports whether all are
