@@ -19,7 +19,7 @@ import (
 )
 
 // ReferencesOf returns the objects that an object of a known kind needs or is about, without owning
-// them, such as claims of pods, sorted and unique. Other kinds, and objects that don't decode, have
+// them, such as claims of pods. They are sorted and unique. Other kinds, and objects that don't decode, have
 // none. All versions of a kind are read as the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
 	references, _ := NeedsOf(gk, namespace, raw)

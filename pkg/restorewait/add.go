@@ -25,8 +25,8 @@ const (
 
 	// tokens is the mount path of service account tokens.
 	tokens = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// nobody is the container's user if the pod's is root or unknown.
-	nobody = 65532
+	// unprivileged is the container's user if the pod's is root or unknown.
+	unprivileged = 65532
 )
 
 // Add makes a pod, before its creation, wait for these volumes, at most for the timeout. It returns
@@ -128,7 +128,7 @@ func restricted(spec *corev1.PodSpec) *corev1.SecurityContext {
 		}
 	}
 	if user == nil || *user == 0 {
-		user = new(int64(nobody))
+		user = new(int64(unprivileged))
 	}
 	security.RunAsUser = user
 	return security

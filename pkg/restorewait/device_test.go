@@ -31,7 +31,7 @@ func TestServeDevice(t *testing.T) {
 		if *security.RunAsUser != 0 || *security.RunAsNonRoot || !slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 			t.Errorf("%s: %+v", name, security)
 		}
-		want := int64(nobody)
+		want := int64(unprivileged)
 		if user != nil && *user != 0 {
 			want = *user
 		}

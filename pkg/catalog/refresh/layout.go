@@ -20,8 +20,8 @@ type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop, and
 	// continue from any shard's position, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
-	// Read fails with ErrUnfinished for a missing or unfinished entry, with an *UnreadableError for a
-	// permanent fault, and with any other error if the store fails.
+	// Read fails with ErrUnfinished for a missing or unfinished entry, and with an *UnreadableError
+	// for a permanent fault. Any other error is the store's.
 	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
 	// Probe checks by the smallest request whether an entry is readable.
 	Probe(ctx context.Context, from store.Ranger, name string) error

@@ -80,8 +80,8 @@ const (
 )
 
 // FindREST lists the objects of stored backups by their manifests, newest backups first. It shows what
-// backups/manifest shows to the reader. A backup costs three reads, one more to a tenant for other namespaces, and
-// one for each kind that is far away in a large manifest. A list ends with a continue token after findRows objects
+// backups/manifest shows to the reader. A backup costs three reads, and one more to a tenant for other
+// namespaces. Each kind that is far away in a large manifest costs one. A list ends with a continue token after findRows objects
 // or findTime.
 type FindREST struct {
 	rest.TableConvertor

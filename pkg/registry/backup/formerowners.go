@@ -18,8 +18,8 @@ import (
 )
 
 // A right in a namespace gives no right to the contents of an earlier namespace of its name. A reader in a
-// namespace reads contents of that very one, of one that it continues, or of one that its location trusts a
-// cluster with.
+// namespace reads contents of that very namespace, and of one that it continues. Contents of a cluster that
+// its location trusts with the namespace are read too.
 
 // Judge returns whether objects with these claims are listed in the namespace that they name. See catalog.Judge.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)

@@ -26,7 +26,7 @@ import (
 )
 
 // PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its objects.
-// Nothing is created. It makes the checks of a dry run, takes the right to create the backup, and names only
+// Nothing is created. It makes the checks of a dry run, and takes the right to create the backup. It names only
 // objects that the reader would see in the manifest.
 type PlanObjectsREST struct {
 	Planning *PlanningREST

@@ -53,7 +53,7 @@ type Config struct {
 	ForeignBytes int64
 	Clock        clock.WithTickerAndDelayedExecution
 	Secrets      location.Secrets
-	// Authorizer decides who may list all backups, and so learn of the stores.
+	// Authorizer decides about the right to list all backups, which includes knowledge of the stores.
 	Authorizer authorizer.Authorizer
 
 	Runs     engineinformers.BackupRunInformer

@@ -163,7 +163,7 @@ func (s *Server) Publish(ctx context.Context, secrets Publisher, address string,
 	}
 }
 
-// publish asks who leads after it read the Secret: a former leader does not overwrite its successor.
+// publish checks the leadership after it read the Secret: a former leader does not overwrite its successor.
 func (s *Server) publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) error {
 	data := map[string][]byte{addressKey: []byte(address), certificateKey: s.Certificate, tokenKey: []byte(s.token)}
 	stored, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})

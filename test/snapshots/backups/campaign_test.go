@@ -93,9 +93,11 @@ func TestCampaign(t *testing.T) {
 	runMovers(t)
 	lab.StartAnother(t, labtest.AnotherController)
 	mark := lab.AuditMark(t)
-	users := []*user{newUser(t, rand.New(rand.NewPCG(seed, 0))), newUser(t, rand.New(rand.NewPCG(seed, 1)))}
 	db := newDatabase(t)
-	users = append(users, newUserOf(t, db.namespace, rand.New(rand.NewPCG(seed, 2)), databaseFiles, "data"))
+	users := []*user{newUserOf(t, db.namespace, rand.New(rand.NewPCG(seed, 0)), databaseFiles, "data")}
+	for i := range uint64(3) {
+		users = append(users, newUser(t, rand.New(rand.NewPCG(seed, 1+i))))
+	}
 
 	bad, end := context.WithTimeout(t.Context(), *duration)
 	defer end()
@@ -123,6 +125,9 @@ func TestCampaign(t *testing.T) {
 		stored[u] = u.settle(t)
 		for _, backup := range stored[u] {
 			phases[backup.Status.Phase]++
+			if backup.Status.Phase == v1alpha1.BackupPhaseFailed || backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
+				t.Logf("%s is %s: %s", backup.Name, backup.Status.Phase, backup.Status.Message)
+			}
 		}
 	}
 	t.Logf("backups that are stored: %v", phases)

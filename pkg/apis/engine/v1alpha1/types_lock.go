@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// LockMode says who may remove locked objects.
+// LockMode decides about the right to remove locked objects.
 // +kubebuilder:validation:Enum=governance;compliance
 type LockMode string
 
