@@ -9903,7 +9903,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"method": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How its data was stored: kopia, from the volume's files; csi-snapshot-moved, from a snapshot's files; restic, by an old Velero; longhorn; csi-snapshot or native-snapshot, by Velero in the storage.",
+							Description: "How its data was stored: kopia, from the volume's files; csi-snapshot-moved, from a snapshot's files; csi-snapshot, as a snapshot in the volume's storage; restic, by an old Velero; longhorn; native-snapshot, by Velero in the storage.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"localSnapshot": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether this cluster has a record of the volume's snapshot in its storage, a VolumeSnapshotContent. It is Stored, Missing if the backup has no other copy, or empty: unknown, of another cluster, or without a snapshot. A change does not change the resourceVersion.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

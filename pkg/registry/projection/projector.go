@@ -39,6 +39,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -76,6 +77,8 @@ type Config struct {
 	Identity cache.SharedIndexInformer
 	// Leader knows whether a controller works. Optional.
 	Leader Leader
+	// Snapshots are the cluster's records of snapshots; nil if it makes none.
+	Snapshots *snapshots.Records
 }
 
 // Subscriber is told of changes, by each field that is set. All but Refreshed are called under a
@@ -192,6 +195,7 @@ func New(config Config) (*Projector, error) {
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
 		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
+		Snapshots: config.Snapshots,
 	})
 	queueOptions := options("backupqueues", "the records of what waits")
 	queueOptions.OnRead = nil // the queue does not depend on stored backups
