@@ -43,8 +43,8 @@ type Records struct {
 
 var _ cache.TransformingStore = &Records{}
 
-// recordKey is the common part of contents. With doubt it is not known whether they are records of the
-// volume or, without a volume, of which volume of the backup.
+// recordKey is the common part of contents. With doubt, they may be records of the volume or not. Without a
+// volume, they may be of any one in the backup.
 type recordKey struct {
 	cluster, backup, volume string
 	beside, doubt           bool
