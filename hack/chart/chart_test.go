@@ -263,6 +263,7 @@ func TestValues(t *testing.T) {
 		"snapshots":              {`snapshots: {enabled: true}`, "Deployment holdfast/holdfast-controller", []string{`"--snapshots"`}},
 		"snapshots that stay":    {`snapshots: {enabled: true, moveData: false}`, "Deployment holdfast/holdfast-controller", []string{`"--snapshots"`, `"--default-snapshot-move-data=false"`}},
 		"their rights":           {`snapshots: {enabled: true}`, "ClusterRoleBinding /holdfast-snapshots", []string{`"name":"holdfast-controller"`, `"namespace":"holdfast"`}},
+		"the API server's right": {`snapshots: {enabled: true}`, "ClusterRoleBinding /holdfast-snapshot-records", []string{`"name":"holdfast-apiserver"`, `"namespace":"holdfast"`}},
 		"impersonation":          {`constrainedImpersonation: {enabled: true}`, "ClusterRole /holdfast-impersonator", []string{`"impersonate:user-info"`}},
 		"metrics":                {`podMonitor: {enabled: true, interval: 30s, labels: {release: p}}`, "PodMonitor holdfast/holdfast", []string{`"interval":"30s"`, `"labels":{"release":"p"}`, `["holdfast","holdfast-agents"]`}},
 		"dashboard":              {`dashboard: {enabled: true, labels: {sidecar: x}, annotations: {grafana_folder: Backups}}`, "ConfigMap holdfast/holdfast-dashboard", []string{`"grafana_dashboard":"1"`, `"sidecar":"x"`, `"grafana_folder":"Backups"`, `holdfast_queue_backups`}},

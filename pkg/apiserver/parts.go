@@ -42,6 +42,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles"
 )
 
@@ -159,6 +160,11 @@ func newProjection(s *serverContext) error {
 	if err != nil {
 		return err
 	}
+	var taken *snapshots.Records // readiness does not wait for them
+	if s.extra.Snapshots {
+		taken = snapshots.NewRecords(s.client.metadata)
+		s.start(func(ctx context.Context) { go taken.Run(ctx) })
+	}
 	s.projector, err = projection.New(projection.Config{
 		SystemNamespace: s.system(),
 		PollInterval:    s.extra.PollInterval,
@@ -176,6 +182,7 @@ func newProjection(s *serverContext) error {
 		Ledger:          s.configMap(records.LedgerName),
 		Identity:        s.configMap(clusteridentity.Name),
 		Leader:          working,
+		Snapshots:       taken,
 
 		FormerExpirations: s.records.ExpirationChanges(),
 		FormerDeletions:   s.records.VolumeDeletions(),

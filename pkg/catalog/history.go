@@ -252,6 +252,22 @@ func (r Row) InBackup() VolumeInBackup {
 	return VolumeInBackup{Backup: of, Volume: r.row().id(), BackupName: r.row().backupName()}
 }
 
+// OwnVolume is a claim's volume in a backup of this cluster.
+type OwnVolume struct {
+	Cluster          string
+	Backup           types.UID
+	Namespace, Claim string
+}
+
+// OwnVolume returns false for backups that this cluster has not signed, and for volumes without a claim.
+func (r Row) OwnVolume() (v OwnVolume, ok bool) {
+	backup, of := r.held().backup, r.row().shape.Value()
+	if backup == nil || backup.Status.Origin == nil || backup.Status.Origin.Trust != v1alpha1.BackupTrustOwn || of.claimName == "" {
+		return OwnVolume{}, false
+	}
+	return OwnVolume{Cluster: backup.Status.Origin.ClusterUID, Backup: backup.UID, Namespace: of.namespace, Claim: of.claimName}, true
+}
+
 // Object returns the VolumeBackup.
 func (r Row) Object() *v1alpha1.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)

@@ -256,8 +256,9 @@ func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent) (*Vo
 	case content.DeletionTimestamp != nil:
 		return content, w.yield(ctx, content)
 	}
-	metadata := content.hold()
-	metadata["labels"] = w.labels(w.v)
+	metadata, labels := content.hold(), w.labels(w.v)
+	labels[LabelVolume] = VolumeLabel(w.v.Namespace, w.v.Claim)
+	metadata["labels"] = labels
 	return w.patch(ctx, content, metadata, map[string]any{"deletionPolicy": Retain})
 }
 

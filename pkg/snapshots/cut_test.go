@@ -35,12 +35,13 @@ func TestCut(t *testing.T) {
 		if first.Handle != s.stored[0] || first.Content != content.Name || first.Size != 5 || !first.Ready || first.Snapshot != v.name() || !ownName.MatchString(v.name()) {
 			t.Errorf("the cut is %+v", first)
 		}
-		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours {
+		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours || content.Labels[LabelVolume] != VolumeLabel("shop", "data") {
 			t.Errorf("the content is %+v", content)
 		}
 		if storeName, location := Place(content.Labels); storeName != v.StoreName || location != "default" {
 			t.Errorf("it is stored as %q in %q", storeName, location)
 		}
+		delete(content.Labels, LabelVolume)
 		if taken := s.snapshots()[0]; !maps.Equal(taken.Labels, merged(content.Labels, format.LabelExclude, "true")) || taken.Spec.Class != "fast" || taken.Spec.Source.Claim != "data" {
 			t.Errorf("the VolumeSnapshot is %+v", taken)
 		}

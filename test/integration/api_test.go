@@ -110,7 +110,7 @@ func TestEmptyListHasColumns(t *testing.T) {
 		"protections":   {"Name", "Protected", "Objects", "Data", "Schedule", "Expected*", "Message*"},
 		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Created*", "Unchanged*", "Failed*", "Data*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"schedules":     {"Name", "Schedule", "Zone", "Last-Backup", "Status", "Next", "Paused", "Why-Not", "Age", "Last-Success*", "Missed*", "Location*", "Requester*"},
-		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Method*", "Snapshot*"},
+		"volumebackups": {"Name", "Volume", "Backup", "Status", "Method", "Local", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Snapshot*"},
 	}
 	for resource := range want {
 		path := api + "/namespaces/of-nobody/" + resource

@@ -265,7 +265,7 @@ func schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref common.ReferenceCallb
 					},
 					"selector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels of namespaces. An empty selector matches all.",
+							Description: "Labels of namespaces. Empty matches all.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -293,7 +293,7 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 					},
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Description: "The causing schedule, as NAMESPACE/NAME. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -322,7 +322,7 @@ func schema_pkg_apis_engine_v1alpha1_AzureLocation(ref common.ReferenceCallback)
 				Properties: map[string]spec.Schema{
 					"storageAccount": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage account. It must have no hierarchical namespace.",
+							Description: "Storage account. It must have no hierarchical namespace.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -338,14 +338,14 @@ func schema_pkg_apis_engine_v1alpha1_AzureLocation(ref common.ReferenceCallback)
 					},
 					"endpoint": {
 						SchemaProps: spec.SchemaProps{
-							Description: "URL of the account's service, for clouds other than the public one, as in https://account.blob.core.chinacloudapi.cn. Default https://<storageAccount>.blob.core.windows.net.",
+							Description: "URL of the account's service, if not in the public cloud, as in https://account.blob.core.chinacloudapi.cn. Default https://<storageAccount>.blob.core.windows.net.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"credentialsSecret": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Secret with one of these: the key accountKey, the key sasToken, or the keys tenantID, clientID and clientSecret. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials, for example workload identity.",
+							Description: "Secret in the namespace <system namespace>-locations, with the key accountKey, or sasToken, or the keys tenantID, clientID and clientSecret. Empty means the environment's credentials, such as workload identity.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -361,7 +361,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChange(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupChange is the record of a request to change stored backups. It counts from when it is recorded. The controller writes the change into the store, beside each backup, and deletes the record some time after that. There are two requests:\n\n  - to keep a backup for longer or for less long, or to hold it. The record's name is the\n    backup's name in the store, and the next request for the backup changes the record.\n  - to delete backups of one volume. The record has targets, and its spec does not change.",
+				Description: "BackupChange is the record of a request to change stored backups. It counts once recorded. The controller writes the change into the store beside each backup, and later deletes the record. There are two requests:\n\n  - to change a backup's expiration, or to hold it. The record's name is the backup's name in\n    the store, and the next request for the backup changes the record.\n  - to delete backups of one volume. The record has targets, and its spec does not change.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -386,7 +386,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChange(ref common.ReferenceCallback) 
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The request, with earlier ones for the same backup that are not in the store yet.",
+							Description: "The request, with earlier unstored ones for the same backup.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec"),
 						},
@@ -459,7 +459,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeRefusal(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupChangeRefusal is a target that can't be deleted.",
+				Description: "BackupChangeRefusal is an undeletable target.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"target": {
@@ -494,7 +494,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"ask": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user and time of the last request.",
+							Description: "User and time of the last request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
@@ -508,14 +508,14 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref common.ReferenceCallba
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup. Another one of its name is not meant.",
+							Description: "Its uid. Another one of its name is not meant.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Storage location of the Backup.",
+							Description: "Its storage location.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -529,34 +529,34 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref common.ReferenceCallba
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The new expiration. Absent if it does not change.",
+							Description: "The new expiration. Absent if unchanged.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"hold": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup is held. Absent if that does not change.",
+							Description: "Whether the backup is held. Absent if unchanged.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the deleted volume when it was backed up.",
+							Description: "The deleted volume's namespace when backed up.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the deleted volume there: the claim's name, or pod:POD:VOLUME.",
+							Description: "Its name there: the claim's, or pod:POD:VOLUME.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"listedIn": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace in which the volume is listed, for events.",
+							Description: "Namespace that lists the volume, for events.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -575,7 +575,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups to delete the volume from.",
+							Description: "Backups to delete the volume from.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -599,19 +599,19 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeStatus(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupChangeStatus is the state of a request.",
+				Description: "BackupChangeStatus is a request's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The finished generation of the record.",
+							Description: "The finished generation.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"number": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of the change of the expiration in the store; 0 if it could not be made.",
+							Description: "Number of the expiration's change in the store; 0 if impossible.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -630,7 +630,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeStatus(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Targets that can't be deleted. They are listed again.",
+							Description: "Undeletable targets, which are listed again.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -643,7 +643,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeStatus(ref common.ReferenceCall
 					},
 					"completionTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it was finished, and the removal of the snapshots of deleted volumes requested.",
+							Description: "When it was finished, and removal of deleted volumes' snapshots requested.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -693,7 +693,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeTarget(ref common.ReferenceCall
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup. Another one of its name is not meant.",
+							Description: "Its uid. Another one of its name is not meant.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -701,14 +701,14 @@ func schema_pkg_apis_engine_v1alpha1_BackupChangeTarget(ref common.ReferenceCall
 					},
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Longhorn's name of the backup, in a store of its format. There storeName is the volume's name, and uid is empty.",
+							Description: "Longhorn's name of the backup, in a Longhorn store. There storeName is the volume's name, and uid is empty.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"repeat": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of earlier volumes of this name in the backup's list.",
+							Description: "Number of earlier same-named volumes in the backup's list.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -724,7 +724,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRun(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRun is the record of a live backup. Its name is the backup's name in the store; its uid and creationTimestamp are the Backup's. It is removed a while after the backup's result is durable in the store.",
+				Description: "BackupRun is the record of a live backup. Its name is the backup's name in the store; its uid and creationTimestamp are the Backup's. It is removed a while after the result is durable.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -822,19 +822,19 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRunSpec is the request. It does not change, except by one cancellation and one deletion.",
+				Description: "BackupRunSpec is the request. Immutable, except for one cancellation and one deletion.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backupRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Backup of the run.",
+							Description: "The Backup.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"namespaceUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup's namespace when the Backup was requested. Another namespace of that name has nothing to do with the run. Empty in a run that was created to delete a stored backup.",
+							Description: "Uid of the Backup's namespace at the request. Another namespace of that name is not meant. Empty in a run created to delete a stored backup.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -871,14 +871,14 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested the backup.",
+							Description: "The requesting user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
 					"scheduleUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Schedule that made the Backup.",
+							Description: "Uid of the Backup's Schedule.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -892,13 +892,13 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 					},
 					"cancellation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The request to stop the run. It counts until the run has ended.",
+							Description: "The request to stop the run, until it has ended.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
 					"deletion": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The request to remove the ended backup from its store. A run that is created with it stands for a stored backup without a run.",
+							Description: "The request to remove the ended backup from its store. A run created with it stands for a stored backup without a run.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion"),
 						},
 					},
@@ -927,7 +927,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"ticket": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Order in the queue: lower goes first. Given once, when the run is queued.",
+							Description: "Order in the queue: lower goes first. Set once, when queued.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -940,21 +940,21 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The controller process that executes the run. If it ends, the next one takes the run over.",
+							Description: "The executing controller process. If it ends, the next takes over.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of processes that have claimed the run.",
+							Description: "Number of processes that claimed the run.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of these that gave the run back: they were told to stop, or should not have executed it. They do not count against the limit of attempts.",
+							Description: "Attempts given back by processes that were told to stop, or should not have executed the run. They do not count against the limit.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -973,7 +973,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The time until which the backup is kept.",
+							Description: "Until when the backup is kept.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -997,7 +997,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"encryption": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The public keys that the stored objects are encrypted for. Absent if they are not encrypted.",
+							Description: "Public keys of the encrypted objects. Absent if unencrypted.",
 							Ref:         ref(v1alpha1.BackupEncryption{}.OpenAPIModelName()),
 						},
 					},
@@ -1008,7 +1008,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Pods in which a hook may have run, and post hooks are pending. The next executor runs them first.",
+							Description: "Pods in which a hook may have run and post hooks are pending. The next executor runs them first.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1026,7 +1026,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The first ten nodes whose agents the run waits for, and that have shown no sign of life for a while.",
+							Description: "The first ten nodes whose agents the run waits for, without a sign of life for a while.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1054,14 +1054,14 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The reason why the run waits, or its result in short, in one line.",
+							Description: "Reason for waiting, or short result, in one line.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"failureReason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the run failed, or why a deletion has to wait, in one sentence.",
+							Description: "Why the run failed, or a deletion waits, in one sentence.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1073,7 +1073,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be stored.",
+							Description: "Errors of the spec, if FailedValidation. Otherwise why the backup's end can't be stored.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1092,7 +1092,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces of volumes whose snapshots are still to be removed from the store, since no stored backup lists them. The run was cancelled or has failed.",
+							Description: "Namespaces of volumes whose snapshots must still be removed from the store: the run was cancelled or failed, so no stored backup lists them.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1123,25 +1123,25 @@ func schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "CatalogueStatus is the catalogue's knowledge of a store. It is written with a change of the conditions, else at most once a minute.",
+				Description: "CatalogueStatus is the catalogue's knowledge of a store. It is written when conditions change, else at most once a minute.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of known backups. While the condition BackupsMissing is True, the earlier number.",
+							Description: "Number of known backups; the earlier number while BackupsMissing is True.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"lastListTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Start of the last complete listing, as of this writing.",
+							Description: "Start of the last complete listing, when this was written.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"syncRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Value of the annotation holdfast.io/sync-request that this listing has followed.",
+							Description: "The annotation holdfast.io/sync-request that this listing followed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1158,7 +1158,7 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Deletion is the request to remove a backup from its store.",
+				Description: "Deletion is the request to remove a stored backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"requester": {
@@ -1170,7 +1170,7 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 					},
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Description: "The causing schedule, as NAMESPACE/NAME. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1183,20 +1183,20 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 					},
 					"stored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The stored backup, if the run was created to delete it.",
+							Description: "The stored backup, if the run was created for it.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup"),
 						},
 					},
 					"expired": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup had expired. Then the deletion waits if the backup turns out to be kept for longer.",
+							Description: "Whether the backup had expired. Then the deletion waits if the backup turns out to be kept longer.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotsByHandle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether stored snapshots are deleted too that only the backup names.",
+							Description: "Whether stored snapshots that only the backup names are deleted too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1214,7 +1214,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChange is a BackupChange of an expiration, as the previous version recorded it.",
+				Description: "ExpirationChange is the previous version's BackupChange of an expiration.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1312,12 +1312,12 @@ func schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "FilesystemLocation is a folder that every role of Holdfast sees at the same path.",
+				Description: "FilesystemLocation is a folder that all of Holdfast's roles see at the same path.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"path": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Absolute path of the folder. It must exist.",
+							Description: "Absolute path. The folder must exist.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1354,7 +1354,7 @@ func schema_pkg_apis_engine_v1alpha1_GCSLocation(ref common.ReferenceCallback) c
 					},
 					"credentialsSecret": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Secret with the key serviceAccountKey: the JSON of a service account's key. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials, for example workload identity.",
+							Description: "Secret in the namespace <system namespace>-locations, with the key serviceAccountKey: the JSON of a service account's key. Empty means the environment's credentials, such as workload identity.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1370,7 +1370,7 @@ func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "HookedPod is a restored pod in which commands of hooks were begun.",
+				Description: "HookedPod is a restored pod whose hook commands were begun.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"uid": {
@@ -1442,19 +1442,19 @@ func schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "LonghornLocation has the trust in a store that Longhorn writes, and the permitted changes to it.",
+				Description: "LonghornLocation has the trust in a Longhorn store, and its permitted changes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"trustNamespaces": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether volumes are listed in the namespaces that they name, and belong to the users with rights there. Nothing in such a store is signed: a writer of the store can have anything listed in any namespace except the system namespace. By default all are listed in the system namespace.",
+							Description: "Whether volumes are listed in the namespaces that they name, for users with rights there. Nothing is signed: a writer of the store can have anything listed in any namespace except the system namespace. Default false: all are listed in the system namespace.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"allowDeletion": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether volumes and their backups may be deleted from the store. By default nothing in it changes.",
+							Description: "Whether volumes and their backups may be deleted from the store. Default false: nothing in it changes.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1481,7 +1481,7 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref common.ReferenceCallback
 					},
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Description: "The causing schedule, as NAMESPACE/NAME. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1544,14 +1544,14 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Summary of the work, or the reason of the failure.",
+							Description: "Summary, or the reason of the failure.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"reclaimedBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes removed from the store.",
+							Description: "Bytes removed.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -1574,7 +1574,7 @@ func schema_pkg_apis_engine_v1alpha1_PodReference(ref common.ReferenceCallback) 
 				Properties: map[string]spec.Schema{
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the pod.",
+							Description: "Its namespace.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1582,7 +1582,7 @@ func schema_pkg_apis_engine_v1alpha1_PodReference(ref common.ReferenceCallback) 
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1590,7 +1590,7 @@ func schema_pkg_apis_engine_v1alpha1_PodReference(ref common.ReferenceCallback) 
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the pod: its folder on the node.",
+							Description: "Its uid: its folder on the node.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -1607,7 +1607,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RepositoryDamage is the lost data of a repository.",
+				Description: "RepositoryDamage is a repository's lost data.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"since": {
@@ -1618,14 +1618,14 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 					},
 					"missingPacks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Packs that the store lacks, or has only in part.",
+							Description: "Packs missing, or stored only in part.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"damagedPacks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Packs with other contents than were written.",
+							Description: "Packs with other contents than written.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1637,7 +1637,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Names of the packs, up to 20. Each check reads them again. The next uploads with their contents store those anew.",
+							Description: "Names of the packs, up to 20. Each check reads them again. The next uploads of their contents store them anew.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1651,14 +1651,14 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 					},
 					"missingIndexes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Indexes that the store had at the last maintenance and now lacks. Their contents are unknown, snapshots included, so nothing is removed from the repository meanwhile.",
+							Description: "Indexes missing since the last maintenance. Their contents, snapshots included, are unknown, so nothing is removed meanwhile.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"contents": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Unreadable contents of files, or of listings of folders.",
+							Description: "Unreadable contents of files or folder listings.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -1677,7 +1677,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Ids of these snapshots, if they are at most 40.",
+							Description: "Their ids, if at most 40.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1691,7 +1691,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 					},
 					"affectedUntil": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Set if there are more, or not all could be checked: each snapshot that began until then counts as one of them.",
+							Description: "Set if there are more, or some could not be checked: snapshots that began until then count as affected.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1708,19 +1708,19 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Requester is the user of a request, as the API server authenticated them.",
+				Description: "Requester is a request's user, as the API server authenticated them.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"username": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the user.",
+							Description: "User name.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the user.",
+							Description: "User uid.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1732,7 +1732,7 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Groups of the user.",
+							Description: "User groups.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1746,7 +1746,7 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 					},
 					"extra": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Further attributes from the authenticator. Kept only if later work has the user's rights.",
+							Description: "Further attributes from the authenticator, kept only for later work with the user's rights.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -1776,7 +1776,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRun(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreRun is the record of a restore that waits, runs, or has just ended. Its name is the Restore's in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the Restore's. It says with whose rights objects are written, so it is in the system namespace, where only Holdfast writes.",
+				Description: "RestoreRun is the record of a waiting, running or just ended restore. Its name is the Restore's in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the Restore's. It decides with whose rights objects are written, so it is in the system namespace, where only Holdfast writes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1874,19 +1874,19 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreRunSpec is the request. It does not change, except by one cancellation.",
+				Description: "RestoreRunSpec is the request. Immutable, except for one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"restoreRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Restore of the run.",
+							Description: "The Restore.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"namespaceUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Restore's namespace when the Restore was requested. Another namespace of that name has nothing to do with the run.",
+							Description: "Uid of the Restore's namespace at the request. Another namespace of that name is not meant.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1923,14 +1923,14 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested the restore. It writes with their rights, unless it is in the system namespace.",
+							Description: "The requesting user. Outside the system namespace, the restore writes with their rights.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup, as found when the Restore was requested.",
+							Description: "The backup, as found at the request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreSource"),
 						},
@@ -1949,7 +1949,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the restore writes to, sorted, as far as known when it was requested. The queue uses them. Empty means any.",
+							Description: "Sorted namespaces that the restore writes to, as known at the request, for the queue. Empty means any.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1970,7 +1970,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 					},
 					"cancellation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The request to stop the run. It counts until the run has ended.",
+							Description: "The request to stop the run, until it has ended.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
@@ -1999,7 +1999,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"ticket": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Order in the queue: lower goes first. Given once, when the run is queued.",
+							Description: "Order in the queue: lower goes first. Set once, when queued.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -2012,21 +2012,21 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The controller process that executes the run. The next leader continues it.",
+							Description: "The executing controller process. The next leader continues.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of processes that have begun the run.",
+							Description: "Number of processes that began the run.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of these that gave the run back, since they were told to stop. They do not count against the limit of attempts.",
+							Description: "Attempts given back by processes that were told to stop. They do not count against the limit.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2071,7 +2071,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The pods in which commands were begun. None is begun twice.",
+							Description: "Pods in which commands were begun. None is begun twice.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2098,7 +2098,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The reason why the run waits, or its result in short, in one line.",
+							Description: "Reason for waiting, or short result, in one line.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2199,7 +2199,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreSource(ref common.ReferenceCallback)
 					},
 					"storeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup in the store.",
+							Description: "Its name in the store.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2207,7 +2207,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreSource(ref common.ReferenceCallback)
 					},
 					"publicKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Public key that had signed the backup when the Restore was requested, of this cluster or one that the location trusts: Ed25519, in base64. Empty without a trusted signature.",
+							Description: "Public key of the backup's signature at the request: Ed25519, in base64, of this cluster or a trusted one. Empty without a trusted signature.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2243,56 +2243,56 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 					},
 					"endpoint": {
 						SchemaProps: spec.SchemaProps{
-							Description: "URL of the service, for stores other than AWS, as in https://s3.example.com:9000.",
+							Description: "URL of the service, if not AWS, as in https://s3.example.com:9000.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"forcePathStyle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the bucket is part of the path instead of the host's name.",
+							Description: "Whether the path names the bucket, instead of the host's name.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"checksumAlgorithm": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Checksum sent with every write of a backup's objects: CRC32, or None for a store that refuses such requests. A bucket that locks objects by default needs one. Default CRC32.",
+							Description: "Checksum sent with every write of backups' objects: CRC32 (default), or None for stores that refuse it. A bucket that locks objects by default needs one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"caBundle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "PEM certificates of the authorities for the endpoint's certificate, instead of the system's.",
+							Description: "PEM certificates of the endpoint's authorities, instead of the system's.",
 							Type:        []string{"string"},
 							Format:      "byte",
 						},
 					},
 					"credentialsSecret": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials.",
+							Description: "Secret in the namespace <system namespace>-locations, with the keys accessKeyID and secretAccessKey, and optionally sessionToken. Empty means the environment's credentials.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"roleARN": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ARN of a role that each component of Holdfast assumes for this location, with its own identity. The role must trust the identities of all four. Not with credentialsSecret.",
+							Description: "ARN of a role that each of Holdfast's four components assumes for this location, with its own identity, which the role must trust. Not with credentialsSecret.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"externalID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The external id that the role's trust policy asks for. It is no secret.",
+							Description: "External id that the role's trust policy asks for. It is no secret.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"asOf": {
 						SchemaProps: spec.SchemaProps{
-							Description: "An instant in the past: the bucket, which must have versioning, is read as it was then. Backups that were replaced or deleted since then can be restored. Nothing is written to such a location. The field does not change.",
+							Description: "A past instant: the bucket, which must have versioning, is read as of then. Backups replaced or deleted since can be restored. Nothing is written. Immutable.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2309,7 +2309,7 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleEntry is the record of a Schedule. It names the user that backups are requested as, so it is in the system namespace, where only Holdfast writes.",
+				Description: "ScheduleEntry is the record of a Schedule. It names the user of its backups, so it is in the system namespace, where only Holdfast writes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2412,14 +2412,14 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"scheduleRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Schedule of the record.",
+							Description: "The Schedule.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"namespaceUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Schedule's namespace. Another namespace of that name has nothing to do with it.",
+							Description: "Uid of the Schedule's namespace. Another namespace of that name is not meant.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2427,26 +2427,26 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that last changed the schedule's spec. Its backups are requested as this user.",
+							Description: "The user that last changed the spec. Backups are requested as this user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When due times begin: at the schedule's creation, or the last change of its times.",
+							Description: "Begin of due times: the schedule's creation, or the last change of its times.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"unsettled": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Earlier due times that were unhandled when a change moved the times.",
+							Description: "Earlier due times, unhandled when the times changed.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes"),
 						},
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Schedule's metadata, in JSON, with its field managers. The record has its own metadata.",
+							Description: "The Schedule's metadata, in JSON, with its field managers.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2477,13 +2477,13 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"lastDueTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last due time with a backup, or with a reason for none.",
+							Description: "The last due time with a backup, or a reason for none.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"missed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of due backups that were not made.",
+							Description: "Number of due backups not made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -2526,7 +2526,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageEncryption(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"objects": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the objects of new backups, Secrets among them, are encrypted: for recoveryKeys, and for a key of this cluster. Velero can't restore such a backup. Names, labels, logs and messages are not encrypted. A change is for new backups; all others stay readable.",
+							Description: "Whether new backups' objects, Secrets among them, are encrypted, for recoveryKeys and a key of this cluster. Names, labels, logs and messages are not. Velero can't restore such backups. Older backups stay as they are, and readable.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2652,7 +2652,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"format": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's backups are listed beside Holdfast's own. It does not change.",
+							Description: "Layout of the store: holdfast, or longhorn for a store that Longhorn writes, whose backups are listed too. Immutable.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2665,20 +2665,20 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"default": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether backups that name no location are stored here. At most one location should be the default; of several, the first by name counts.",
+							Description: "Whether backups without a location are stored here. Of several default locations, the first by name counts.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"allowedNamespaces": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces whose backups, schedules and restores may use this store, beside the system namespace. Unset means all for a default location, and none for another.",
+							Description: "Namespaces, besides the system namespace, whose backups, schedules and restores may use this store. Unset means all for a default location, else none.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces"),
 						},
 					},
 					"prefix": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Folder of all keys in the store, without a leading or trailing slash.",
+							Description: "Folder of all keys, without leading or trailing slash.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2714,7 +2714,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and belong to the users with rights there. Other clusters' backups are listed in the system namespace. Name this cluster only to give a recreated namespace the backups of its predecessor.",
+							Description: "Clusters whose backups here are listed in the namespaces of the same names, for users with rights there. Others are listed in the system namespace. Name this cluster only to give a recreated namespace its predecessor's backups.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2727,7 +2727,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"trustSnapshotHandles": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether administrators' restores make claims from the snapshots of volumes that any backup in this store names, as Velero's do, which are not signed. A writer of the store can name any snapshot of the cluster's storage, and so have the data of any volume restored. By default only backups count that this cluster has signed, or one that is trusted with all namespaces.",
+							Description: "Whether administrators' restores make claims from volume snapshots that any backup in this store names, also an unsigned one such as Velero's. Then a writer of the store can have any volume's data restored, by naming a snapshot in the cluster's storage. Default false: only backups count that this cluster signed, or one trusted with all namespaces.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -2739,7 +2739,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Public keys of age, as age-keygen prints them. The key of each repository is written into the store, encrypted for all of them. With one of the private keys, which must be in no cluster, all volumes' data can be restored when this cluster is lost.",
+							Description: "Public keys of age, as age-keygen prints them. The store gets each repository's key, encrypted for all of them. If this cluster is lost, one private key, which must be in no cluster, suffices to restore all volume data.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2753,25 +2753,25 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"encryption": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Encryption of new backups in this store. The data of volumes is always encrypted.",
+							Description: "Encryption of new backups. Volume data is always encrypted.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption"),
 						},
 					},
 					"lock": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Lock of the objects of backups, in a bucket with object lock: none can be removed or replaced for a number of days, which are extended while a backup needs it. A change, or a removal of this field, is for what is written or extended from then on.",
+							Description: "Lock of backups' objects, in a bucket with object lock: none can be removed or replaced for a number of days, extended while a backup needs it. A change or removal affects later writes and extensions only.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLock"),
 						},
 					},
 					"pollInterval": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Interval of listings of this store for other writers' backups, instead of the API server's --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen in any case.",
+							Description: "Interval of listings of this store for other writers' backups. Default: the API server's --backupstore-poll-interval. 0s is never. This cluster's backups and syncrequests are always seen.",
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"syncRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last request to list all of the store. Create a syncrequest to make one.",
+							Description: "The last request to list all of the store, made by a syncrequest.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
@@ -2788,7 +2788,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "StorageLocationStatus is the state of a store.",
+				Description: "StorageLocationStatus is a store's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"conditions": {
@@ -2801,7 +2801,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it. Locked, with a lock.",
+							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written. ExpiryFrozen, once expiry stopped: too many expired at once, or the clock differed from the store's. BackupsLeftOut, while some unsigned ones are not listed. Probed, after a SyncRequest. Locked, with a lock.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2814,13 +2814,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 					},
 					"catalogue": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The catalogue's knowledge of the store.",
+							Description: "Its state in the catalogue.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus"),
 						},
 					},
 					"storeID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Id of the store, from its object metadata/holdfast/store.json. A store with another id, or without, is not used. Empty if the store has none, since it takes no writes, or is Longhorn's.",
+							Description: "Id in the store's object metadata/holdfast/store.json. A store with another id, or none, is not used. Empty for a store that takes no writes, or Longhorn's.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2848,7 +2848,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLock(ref common.ReferenceCallback) c
 				Properties: map[string]spec.Schema{
 					"mode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode that it was written with.",
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode it was written with.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2856,7 +2856,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLock(ref common.ReferenceCallback) c
 					},
 					"days": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Days that an object is locked from its writing, or from the last extension. Extensions go on while a backup needs the object. A smaller number shortens no lock that an object has.",
+							Description: "Days that an object is locked from its writing or last extension. Extensions continue while a backup needs it. A smaller number shortens no existing lock.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -2878,7 +2878,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"mode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode that it was written with.",
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode it was written with.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2886,7 +2886,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref common.ReferenceCallb
 					},
 					"days": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Days that an object is locked from its writing, or from the last extension. Extensions go on while a backup needs the object. A smaller number shortens no lock that an object has.",
+							Description: "Days that an object is locked from its writing or last extension. Extensions continue while a backup needs it. A smaller number shortens no existing lock.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -2900,13 +2900,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref common.ReferenceCallb
 					},
 					"until": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects of the location's backups are locked until then at least. Missing until all were extended once.",
+							Description: "Backups' objects are locked until then at least. Missing until all were extended once.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"checkedAt": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When all locks were last found long enough, or extended.",
+							Description: "When all locks were last long enough, or extended.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2928,7 +2928,7 @@ func schema_pkg_apis_engine_v1alpha1_StoredBackup(ref common.ReferenceCallback) 
 				Properties: map[string]spec.Schema{
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup.",
+							Description: "Its uid.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2936,7 +2936,7 @@ func schema_pkg_apis_engine_v1alpha1_StoredBackup(ref common.ReferenceCallback) 
 					},
 					"creationTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Creation of the Backup.",
+							Description: "Its creation.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2974,7 +2974,7 @@ func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback
 					},
 					"publicKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A public key from its ConfigMap holdfast-identity: Ed25519, in base64. A cluster with several is named once for each.",
+							Description: "A public key from its ConfigMap holdfast-identity: Ed25519, in base64. List a cluster once for each key.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2987,7 +2987,7 @@ func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The namespaces that it is trusted for. Empty means all.",
+							Description: "Namespaces it is trusted for. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3010,7 +3010,7 @@ func schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UnsettledTimes are due times of an earlier version of a schedule.",
+				Description: "UnsettledTimes are due times of a schedule's earlier version.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"after": {
@@ -3027,7 +3027,7 @@ func schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref common.ReferenceCallback
 					},
 					"count": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many there are.",
+							Description: "Their number.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int64",
@@ -3046,7 +3046,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletion is a BackupChange that deletes volumes, as the previous version recorded it.",
+				Description: "VolumeDeletion is the previous version's BackupChange that deletes volumes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3185,7 +3185,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepository is a Kopia repository with the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in a Secret of the same name with the suffix .key, in the system namespace's name with the suffix -repositories. Without that Secret, the data is lost.",
+				Description: "VolumeRepository is a Kopia repository with one namespace's volume data in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret NAMESPACE.LOCATION.key in the namespace <system namespace>-repositories. Without that Secret, the data is lost.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3210,14 +3210,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref common.ReferenceCallba
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The identity of the repository.",
+							Description: "Its identity.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositorySpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the repository can be used, and its maintenance.",
+							Description: "Its usability and maintenance.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryStatus"),
 						},
@@ -3283,12 +3283,12 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepositorySpec identifies a repository. Only its times of maintenance change.",
+				Description: "VolumeRepositorySpec identifies a repository. Only the maintenance changes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"volumeNamespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The namespace whose volumes the repository holds.",
+							Description: "Namespace of the volumes.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3296,7 +3296,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 					},
 					"backupStorageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
+							Description: "The storage location.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3310,7 +3310,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 					},
 					"maintenanceRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A request to maintain it now, not only when it is due. It stays after that.",
+							Description: "A request to maintain it now. It stays afterwards.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk"),
 						},
 					},
@@ -3327,7 +3327,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepositoryStatus is the state of a repository.",
+				Description: "VolumeRepositoryStatus is a repository's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"lastMaintenanceTime": {
@@ -3358,7 +3358,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 					},
 					"reclaimed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that the maintenances in recentMaintenance have removed from the store, rounded up.",
+							Description: "Bytes that recentMaintenance removed, rounded up.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
@@ -3382,32 +3382,32 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 					},
 					"missingBackups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of backups with snapshots that the store lacked, or that did not list them, at the last full maintenance. They were too many to be believed, so these snapshots stay.",
+							Description: "Number of backups with snapshots that the store lacked, or that did not list them, at the last full maintenance. Too many to be believed, so these snapshots stay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"lastCheckTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Time of the last comparison of the packs with the index: by a full maintenance, or on request.",
+							Description: "Time of the last comparison of packs with the index, by full maintenance or on request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"lastVerificationTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Time of the last reading of every pack.",
+							Description: "Time when every pack was last read.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"damage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The data that the store has lost, as of the last check. Missing if it has lost none.",
+							Description: "The lost data, as of the last check. Missing if none.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage"),
 						},
 					},
 					"lockedUntil": {
 						SchemaProps: spec.SchemaProps{
-							Description: "All blobs are locked until then at least, as of the last full maintenance, which extends their locks. Missing without a lock of the location.",
+							Description: "All blobs are locked until then at least, as of the last full maintenance, which extends locks. Missing without a lock.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -3451,7 +3451,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestore(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRestore asks a node's agent to write a snapshot into a volume of a pod. Files of the same name are replaced, others kept. Deleting it stops the restore.",
+				Description: "VolumeRestore asks a node's agent to write a snapshot into a pod's volume. Files of the same name are replaced. Deletion stops the restore.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3549,7 +3549,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRestoreSpec is the snapshot to restore, and its target. It does not change, except by one cancellation.",
+				Description: "VolumeRestoreSpec is the snapshot to restore, and its target. Immutable, except for one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -3569,7 +3569,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod's spec.",
+							Description: "The volume's name in the pod's spec.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3577,28 +3577,28 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"persistentVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that the volume's claim is bound to: the volume's folder on the node. Empty for a volume without a claim.",
+							Description: "Name of the claim's PersistentVolume, and of its folder on the node. Empty without a claim.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"device": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for volumes with files. An agent that does not know the field fails: a block device has no folder.",
+							Description: "Name of the pod's emptyDir with the socket of a block device that it serves. Empty for volumes with files. Older agents fail: a block device has no folder.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"hostPath": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
+							Description: "Node path of a hostPath PersistentVolume, for which the kubelet makes no folder. The agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backupStorageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
+							Description: "The storage location.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3606,7 +3606,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"repository": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the VolumeRepository that holds the snapshot.",
+							Description: "The snapshot's VolumeRepository.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3622,21 +3622,21 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"cancel": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to stop the restore. The agent makes it Failed when it has stopped. Files written until then stay.",
+							Description: "Whether to stop the restore. Once stopped, the agent makes it Failed. Written files stay.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"waitVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the emptyDir in which the pod waits, before its containers start, for the volume's result. Empty for a pod that does not wait.",
+							Description: "Name of the emptyDir in which the pod, before its containers start, awaits the volume's result. Empty if it does not wait.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"replace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to remove files of the volume that the snapshot lacks. Otherwise they stay, and the message counts them.",
+							Description: "Whether to remove files that the snapshot lacks. Otherwise they stay, and the message counts them.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3648,7 +3648,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Paths of the files and folders in the volume to restore. Empty means all.",
+							Description: "Files and folders to restore, by path in the volume. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3699,14 +3699,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref common.ReferenceCal
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often an agent has begun. If one stops during the restore, it begins anew later, a few times.",
+							Description: "How often an agent began. If one stops, the restore begins anew, a few times.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of these that were given back, since their agent was told to stop. They do not count against the limit of attempts.",
+							Description: "Attempts given back, since the agent was told to stop. They do not count against the limit.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -3742,7 +3742,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUpload(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeUpload asks a node's agent to upload a volume of a pod. Its BackupRun owns it. Deleting it stops the upload. Cancelling it does so too, and then the agent says when the upload has stopped.",
+				Description: "VolumeUpload asks a node's agent to upload a pod's volume. Its BackupRun owns it. Deletion or cancellation stops the upload; after a cancellation, the agent reports it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3840,7 +3840,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeUploadSpec is the volume to upload. It does not change, except by one cancellation.",
+				Description: "VolumeUploadSpec is the volume to upload. Immutable, except for one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -3853,14 +3853,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"pod": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The pod whose volume it is. Without a name, no pod uses the claim.",
+							Description: "The volume's pod. Without a name, no pod uses the claim.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
 						},
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod's spec.",
+							Description: "The volume's name in the pod's spec.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3868,49 +3868,49 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"claimName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume's claim. Empty for a volume without one.",
+							Description: "The volume's claim. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"claimUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the volume's claim.",
+							Description: "The claim's uid.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"persistentVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that is read: the volume's folder on the node. It is the claim's, or one that was made from a snapshot. Empty for a volume without a claim, whose folder has the volume's name.",
+							Description: "Name of the PersistentVolume to read, and of its folder on the node: the claim's, or one from a snapshot. Empty without a claim: the folder has the volume's name.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"holder": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the pod that mounts a volume from a snapshot. The agent reads in place of the pod's own volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.",
+							Description: "Uid of the pod that mounts a volume from a snapshot, where the agent reads instead. Older agents fail: the volume's pod has no such PersistentVolume.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"device": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for volumes with files. An agent that does not know the field fails: a block device has no folder.",
+							Description: "Name of the pod's emptyDir with the socket of a block device that it serves. Empty for volumes with files. Older agents fail: a block device has no folder.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"hostPath": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
+							Description: "Node path of a hostPath PersistentVolume, for which the kubelet makes no folder. The agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backupStorageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
+							Description: "The storage location.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3918,7 +3918,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"repository": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the VolumeRepository: the repository of the pod's namespace.",
+							Description: "VolumeRepository of the pod's namespace.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3926,7 +3926,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"storeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup in the store, and uid of its cluster's namespace kube-system. The snapshot has both as tags.",
+							Description: "Tags of the snapshot: the backup's name in the store, and the uid of its cluster's kube-system namespace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3939,7 +3939,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"cancel": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to stop the upload. The agent makes it Failed when it has stopped.",
+							Description: "Whether to stop the upload. Once stopped, the agent makes it Failed.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3983,7 +3983,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					},
 					"path": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path on the node that was read.",
+							Description: "Node path that was read.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3997,28 +3997,28 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					},
 					"incrementalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes of files that are new since the volume's previous snapshot, or may have changed.",
+							Description: "Bytes of files that are new or may have changed since the volume's previous snapshot.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings, as files that vanished or changed while they were read, and omitted special files. The message names the first ones.",
+							Description: "Number of warnings: files that vanished or changed while read, and omitted special files. The message names the first.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often an agent has begun. If one stops during the upload, it begins anew later, a few times.",
+							Description: "How often an agent began. If one stops, the upload begins anew, a few times.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of these that were given back, since their agent was told to stop. They do not count against the limit of attempts.",
+							Description: "Attempts given back, since the agent was told to stop. They do not count against the limit.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4054,26 +4054,26 @@ func schema_pkg_apis_holdfast_v1alpha1_BackedUpVolume(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackedUpVolume is a store's information about a volume itself.",
+				Description: "BackedUpVolume is a store's knowledge of a volume itself.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the persistent volume, or of the volume in its storage system.",
+							Description: "Name of the PersistentVolume, or of the volume in its storage.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"sizeBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the volume, in bytes, used or not.",
+							Description: "Size in bytes, used or not.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"creationTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the volume was created, or first backed up.",
+							Description: "When it was created, or first backed up.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -4089,7 +4089,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) comm
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Backup is one backup of Kubernetes objects and of the data in their volumes: waiting, running, or stored in a storage location. A Backup in the system namespace may include any namespace. In any other namespace it includes that namespace, and further ones only if its creator may create backups there too. Backups have no delete verb, so that deleting a namespace keeps its backups.",
+				Description: "Backup is a backup of Kubernetes objects and volume data: waiting, running, or stored in a storage location. In the system namespace it may include any namespace. Elsewhere it includes its namespace, and others only if its creator may create backups there. Backups have no delete verb, so deleting a namespace keeps them.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4108,21 +4108,21 @@ func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) comm
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name must be a DNS label.",
+							Description: "The name must be a DNS label.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The contents of the backup, and where to store it. It does not change after creation.",
+							Description: "The contents of the backup, and its storage. Immutable.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "State and result of the backup. Computed on read.",
+							Description: "State and result. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupStatus{}.OpenAPIModelName()),
 						},
@@ -4139,7 +4139,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupCancellation is the body of a POST to backups/NAME/cancel, a request to stop a waiting or running backup. Stored parts are removed.",
+				Description: "BackupCancellation is the body of a POST to backups/NAME/cancel, which stops a waiting or running backup. Stored parts are removed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4158,7 +4158,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref common.ReferenceCa
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Description: "The name, if set, must be the backup's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -4175,7 +4175,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupDeletion is the body of a POST to backups/NAME/deletion, a request to remove an ended backup from its store, with the data of its volumes. It can't be undone.",
+				Description: "BackupDeletion is the body of a POST to backups/NAME/deletion, which removes an ended backup and its volume data from its store. It can't be undone.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4194,7 +4194,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Description: "The name, if set, must be the backup's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -4207,7 +4207,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 					},
 					"snapshotsByHandle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether stored snapshots of volumes are deleted too that only the backup names: of a cluster with the same storage that is lost, or made by Velero. It takes the right to delete volumesnapshotcontents. By default only those are deleted that this cluster has a record of.",
+							Description: "Whether snapshots that only the backup names are deleted too: a lost cluster's with the same storage, or Velero's. It takes the right to delete volumesnapshotcontents. Default false: only snapshots with a record in this cluster.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -4229,21 +4229,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 				Properties: map[string]spec.Schema{
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup, so that no later one of its name is deleted.",
+							Description: "Its uid, so that no later one of its name is deleted.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"expired": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup must be this cluster's own and expired, by the clock of the API server.",
+							Description: "Whether it must be this cluster's own and expired, by the API server's clock.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"superseded": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether another good backup must hold newer data of each existing claim in the backup.",
+							Description: "Whether another good backup must hold newer data of each existing claim in it.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -4258,12 +4258,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupEncryption(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupEncryption has public keys of age. Each of their private keys decrypts the backup's objects.",
+				Description: "BackupEncryption has public keys of age. Each private key decrypts the backup's objects.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"clusterKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The key of the cluster that made the backup.",
+							Description: "Key of the cluster that made the backup.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -4299,7 +4299,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupExpiration is the body of a POST to backups/NAME/expiration. It changes how long a stored backup of this cluster is kept. Absent fields change nothing.",
+				Description: "BackupExpiration is the body of a POST to backups/NAME/expiration. It changes how long this cluster's stored backup is kept. Absent fields change nothing.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4318,14 +4318,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the backup's.",
+							Description: "The name, if set, must be the backup's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup, so that no later one of its name is changed.",
+							Description: "Its uid, so that no later one of its name is changed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4338,7 +4338,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 					},
 					"hold": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup is held: true keeps it from expiring and from being deleted until false releases it.",
+							Description: "Whether the backup is held: true prevents expiry and deletion until false releases it.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -4408,7 +4408,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks of pods. A pod has the hooks of all entries that match it.",
+							Description: "Hooks of pods. A pod has the hooks of all matching entries.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4450,7 +4450,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupList(ref common.ReferenceCallback) 
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -4481,7 +4481,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObject(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupObject is one object in one stored backup, by the backup's manifest. It is in the backup's namespace, and has the object's labels. A list needs the field selector kind, and begins with the newest backup.",
+				Description: "BackupObject is one object in one stored backup, by its manifest. It has the backup's namespace and the object's labels. A list needs the field selector kind, and begins with the newest backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4500,7 +4500,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObject(ref common.ReferenceCallback
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object metadata.",
+							Description: "Object metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -4544,7 +4544,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectList(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -4580,7 +4580,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"apiVersion": {
 						SchemaProps: spec.SchemaProps{
-							Description: "API version of the object, such as apps/v1.",
+							Description: "Its API version, such as apps/v1.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -4588,7 +4588,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"kind": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Kind of the object.",
+							Description: "Its kind.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -4596,14 +4596,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the object. Empty for a cluster-scoped object.",
+							Description: "Its namespace. Empty if cluster-scoped.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -4611,21 +4611,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "UID of the object.",
+							Description: "Its UID.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the object's JSON in bytes.",
+							Description: "Bytes of its JSON.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"sha256": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions. In encrypted backups it has a key of the cluster, and is equal in the backups of that cluster alone.",
+							Description: "SHA-256 of its JSON, in hexadecimal: equal for equal versions. In encrypted backups it is keyed by cluster, and comparable only within a cluster's backups.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4644,7 +4644,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Images of the containers of a pod or a workload. Empty if the backup does not say them.",
+							Description: "Images of a pod's or workload's containers. Empty if the backup lacks them.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4666,14 +4666,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"backupUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "UID of the backup.",
+							Description: "The backup's UID.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backupPhase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Phase of the backup.",
+							Description: "The backup's phase.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4697,12 +4697,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupOrigin is the origin of a backup. If it is Foreign, UnknownKey or Forged, everything here is only the store's claim.",
+				Description: "BackupOrigin is a backup's origin. If Foreign, UnknownKey or Forged, it is only the store's claim.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"trust": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Own, Trusted, Foreign, UnknownKey or Forged. A backup that is neither Own nor Trusted is listed in the system namespace only.",
+							Description: "Own, Trusted, Foreign, UnknownKey or Forged. Others than Own and Trusted are listed in the system namespace only.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4716,14 +4716,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 					},
 					"cluster": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name by which the storage location trusts the backup's cluster.",
+							Description: "The storage location's name of the trusted cluster.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"clusterUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the namespace kube-system of the backup's cluster.",
+							Description: "Uid of the cluster's namespace kube-system.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4765,7 +4765,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 					},
 					"claimedRequester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested the backup, by the store's claim. status.requester has it only if it is proved.",
+							Description: "The requesting user, by the store's claim. status.requester has it only if proved.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4780,7 +4780,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupPlan has the contents of a backup if it ran now. It is the answer to a dry run of its creation, and is not stored.",
+				Description: "BackupPlan has the contents of a backup if it ran now. It answers a dry run of its creation, and is not stored.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"complete": {
@@ -4793,7 +4793,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: why the plan is not complete, or the numbers of errors and warnings, with the first ones.",
+							Description: "One line: why the plan is incomplete, or the numbers of errors and warnings, with the first ones.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4845,7 +4845,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The volumes of pods and claims, and whether their data would be read.",
+							Description: "Volumes of pods and claims, and whether their data would be read.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4863,7 +4863,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that the spec does not select and that others need.",
+							Description: "Objects that others need and the spec does not select.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4881,7 +4881,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are excluded by a label, are being deleted, or are never backed up.",
+							Description: "Objects excluded by a label, being deleted, or never backed up.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4912,13 +4912,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 					},
 					"queue": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue if the backup were created now.",
+							Description: "Place in the queue if created now.",
 							Ref:         ref(v1alpha1.PlannedPlace{}.OpenAPIModelName()),
 						},
 					},
 					"omitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of entries that the lists above lack, since they are too long.",
+							Description: "Number of entries cut from the lists above, which are too long.",
 							Ref:         ref(v1alpha1.PlanOmissions{}.OpenAPIModelName()),
 						},
 					},
@@ -4940,7 +4940,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"totalItems": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects found so far. When the backup has ended, those beyond itemsBackedUp are missing: a failed list counts as at least one.",
+							Description: "Objects found so far. At the end, those beyond itemsBackedUp are missing; a failed list counts as at least one.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -4962,7 +4962,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the name, namespace and uid of its Backup, and is removed when the backup ends. The entry of a Restore is named restore:NAME, since a Backup may have the same name.",
+				Description: "BackupQueueEntry is a backup or restore that waits, is about to start, or runs. It has its Backup's name, namespace and uid, and is removed when the backup ends. A Restore's entry is named restore:NAME, since a Backup may have the same name.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4981,7 +4981,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata: the Backup's or the Restore's.",
+							Description: "Metadata of the Backup or Restore.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -5031,7 +5031,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryList(ref common.Reference
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -5079,7 +5079,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the backup includes, as in its spec, or that the restore writes to. Empty means all.",
+							Description: "Namespaces that the backup's spec includes, or the restore writes to. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5098,7 +5098,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the backup excludes, as in its spec.",
+							Description: "Namespaces that the backup's spec excludes.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5112,14 +5112,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
+							Description: "The storage location.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested it.",
+							Description: "The requesting user.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5146,14 +5146,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"position": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place among the waiting ones of the whole cluster, from 1, restores first. Absent for a running one. Published with a short delay.",
+							Description: "Place in the whole cluster, from 1, restores first. Absent for a running one. Published with a short delay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for the agents of nodes.",
+							Description: "Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for agents.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5172,7 +5172,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups and restores that it waits for. A request for one namespace gets only the names in that namespace. A request for the system namespace, or for all namespaces, gets all names.",
+							Description: "The backups and restores that it waits for. A request for one namespace gets only names in it. A request for the system namespace, or all namespaces, gets all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5185,7 +5185,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"otherBlockers": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of further ones, in other namespaces, that it waits for.",
+							Description: "Number of further ones in other namespaces.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5197,7 +5197,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The namespaces that it and its blockers share.",
+							Description: "Namespaces shared with its blockers.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5216,7 +5216,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The first ten nodes whose agents it waits for, and that have shown no sign of life for a while.",
+							Description: "The first ten nodes whose agents it waits for, without a sign of life for a while.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5230,7 +5230,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"slotsInUse": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of its kind that run or are about to start, in the whole cluster. Only such entries have it.",
+							Description: "Number of its kind that run or are about to start in the cluster. Only such entries have it.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5265,7 +5265,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the backup.",
+							Description: "Its namespace.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -5273,7 +5273,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupReference(ref common.ReferenceCallb
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -5368,7 +5368,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources with the hooks. Only pods can have some; empty means pods.",
+							Description: "Only pods can have hooks; empty means pods.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5412,7 +5412,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks to run before the data of the pod's volumes is read, in this order.",
+							Description: "Hooks to run before the pod's volume data is read, in this order.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5430,7 +5430,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks to run after the data of the pod's volumes is read, in this order. They run also if an earlier hook failed, and if the backup fails or is cancelled.",
+							Description: "Hooks to run after the pod's volume data is read, in this order. They also run if an earlier hook failed, or the backup fails or is cancelled.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5454,12 +5454,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupSpec says what to back up. Its fields have the names and meanings of Velero's Backup; other fields are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
+				Description: "BackupSpec says what to back up. It has the fields of Velero's Backup, with their meanings; others are refused. A list may have 1000 words, 32 with a wildcard, and the spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Metadata of a schedule's backups. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
+							Description: "Metadata of a schedule's backups. In a Backup, where Velero writes it too, it has no effect, and is not kept.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
 						},
@@ -5471,7 +5471,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern needs it in all namespaces.",
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all in the system namespace, and elsewhere the backup's own. Elsewhere, another namespace needs the right to create backups there, and a pattern needs it in all namespaces.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5490,7 +5490,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to leave out, by name or pattern. Exclusion wins over inclusion.",
+							Description: "Namespaces to leave out, by name or pattern. Exclusion wins.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5509,7 +5509,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to include, by plural, singular, kind or short name, any case, with or without .group, or pattern. Empty means all. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5528,7 +5528,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to leave out, by the same words. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to leave out, by the same words. Exclusion wins. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5542,7 +5542,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that an included object refers to. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that included objects refer to. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -5554,7 +5554,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that an included object refers to.",
+							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that included objects refer to.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5625,7 +5625,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels of the objects to back up. Unset means all objects.",
+							Description: "Labels of the objects to back up. Unset means all.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -5636,7 +5636,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Selectors of the objects to back up: one must match. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to back up: one must match. Not with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5649,41 +5649,41 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include, regardless of labels, objects in the same namespaces that the selected objects refer to: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Their resources must be included. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
+							Description: "Whether to include, regardless of labels, objects that the selected ones refer to in their namespaces, if their resources are included: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotVolumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of claims is read from snapshots by the CSI drivers of their volumes. true: of each claim that no volume policy and no pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
+							Description: "Whether claims' data is read from CSI snapshots. true: for each claim that no volume policy or pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. false keeps the snapshot in the storage of its volume: it is no second copy, and only this cluster can restore it. Default: the controller's --default-snapshot-move-data.",
+							Description: "Whether snapshots' data is moved into the storage location, and the snapshots then deleted. false keeps them in their volumes' storage: no second copy, which only this cluster can restore. Default: the controller's --default-snapshot-move-data.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes whose files are backed up, beside those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
+							Description: "Volumes whose files are backed up, besides those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"resourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace. They decide first which volumes' files are backed up, before the annotations of pods and defaultVolumesToFsBackup. The backup's creator must have the right to get it.",
+							Description: "A ConfigMap in the backup's namespace with Velero's volume policies. They decide which volumes' files are backed up, before pods' annotations and defaultVolumesToFsBackup. The creator must have the right to get it.",
 							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
 						},
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to back up before others of their resource, in this order. The keys are resources, by words as in includedResources. The values are names, or namespace/name, separated by commas. Named pods are one block: the pre hooks of all of them run, in this order, before the data of their volumes is read.",
+							Description: "Objects to back up before others of their resource, in this order. Keys are resources, by words as in includedResources. Values are names, or namespace/name, separated by commas. Named pods are one block: all their pre hooks run, in this order, before their volumes' data is read.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -5698,14 +5698,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods before and after their volumes' data is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another default. Then it is deleted, unless it is the last good one of a namespace.",
+							Description: "How long the backup is kept from its start, before it is deleted. Default 720h, unless the cluster has another. The last good one of a namespace stays.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -5718,19 +5718,19 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long to wait until the driver has cut the snapshot of a volume, whose pod is frozen by hooks until then. Default 10m.",
+							Description: "How long to wait until the driver has cut a volume's snapshot, while hooks freeze the pod. Default 10m.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long to wait, from the cut of a snapshot, until the storage can make a volume from it. Some storages copy it for hours. The administrator sets the time limit of the upload. Default 4h.",
+							Description: "How long to wait, from a snapshot's cut, until the storage can make a volume from it, which may take hours of copying. The administrator limits the upload's time. Default 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
+							Description: "Has no effect: each volume has its own snapshot. Volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5742,7 +5742,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
+							Description: "Has no effect: CSI drivers make snapshots, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5763,7 +5763,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent decides how many files it reads at once.",
+							Description: "Has no effect: the agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
@@ -5819,14 +5819,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "State in one word: New, Queued, ReadyToStart, InProgress, WaitingForPluginOperations, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored backup with unreadable metadata.",
+							Description: "New, Queued, ReadyToStart, InProgress, WaitingForPluginOperations, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored backup with unreadable metadata.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"queuePosition": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue, from 1. Absent if the backup does not wait. It is published with a short delay; backupqueues says why the backup waits.",
+							Description: "Place in the queue, from 1. Absent unless the backup waits. Published with a short delay; backupqueues says why the backup waits.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5841,7 +5841,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Queued, Complete, Succeeded, Deleting.",
+							Description: "Conditions: Queued, Complete, Succeeded, Deleting; if they apply SecretsLeftOut, MetadataReplaced, Abridged, VolumesDamaged, VolumesListed.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5861,7 +5861,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"queuedTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup got its place in the queue.",
+							Description: "When the backup was queued.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -5885,52 +5885,52 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"hold": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The hold that keeps the backup from expiring and from being deleted. Absent without one.",
+							Description: "The hold that prevents expiry and deletion. Absent without one.",
 							Ref:         ref(v1alpha1.BackupHold{}.OpenAPIModelName()),
 						},
 					},
 					"expirationChanges": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of changes of the backup's expiration or hold.",
+							Description: "Number of changes of expiration or hold.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"progress": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of objects found and backed up.",
+							Description: "Objects found and backed up.",
 							Ref:         ref(v1alpha1.BackupProgress{}.OpenAPIModelName()),
 						},
 					},
 					"volumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of volumes found and backed up, and their bytes.",
+							Description: "Volumes found and backed up, and their bytes.",
 							Ref:         ref(v1alpha1.BackupVolumesProgress{}.OpenAPIModelName()),
 						},
 					},
 					"hookStatus": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of hooks run, and failed ones.",
+							Description: "Hooks run, and failed ones.",
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings; backups/NAME/results has the texts.",
+							Description: "Number of warnings. See backups/NAME/results.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors; backups/NAME/results has the texts.",
+							Description: "Number of errors. See backups/NAME/results.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: the reason for waiting, and at the end the numbers of errors and warnings. The first three errors follow, or warnings if there is no error. A backup outside the system namespace names only its own namespace's objects. backups/NAME/results has all texts.",
+							Description: "One line: the reason for waiting, or finally the numbers of errors and warnings, with the first three errors, else warnings. Outside the system namespace it names only objects of its namespace. backups/NAME/results has all texts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5949,7 +5949,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be stored.",
+							Description: "Errors of the spec, if FailedValidation. Otherwise why the backup's end can't be stored.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5963,7 +5963,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested the backup, as authenticated by a cluster that this one trusts.",
+							Description: "The requesting user, as authenticated by a cluster that this one trusts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5976,13 +5976,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"encryption": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The public keys that the backup's objects are encrypted for. Absent if they are not encrypted.",
+							Description: "Public keys of the encrypted objects. Absent if unencrypted.",
 							Ref:         ref(v1alpha1.BackupEncryption{}.OpenAPIModelName()),
 						},
 					},
 					"plan": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects and volumes that the backup would hold. Only the answer to a dry run of its creation has it.",
+							Description: "The planned contents. Only in the answer to a dry run of the creation.",
 							Ref:         ref(v1alpha1.BackupPlan{}.OpenAPIModelName()),
 						},
 					},
@@ -5998,7 +5998,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupVolume is a volume in at least one stored backup. It is in the claim's namespace, with the claim's name. If only the volume's own name is known, it is named volume:NAME. A volume without a claim, such as an emptyDir, has VolumeBackups only.",
+				Description: "BackupVolume is a volume in at least one stored backup. It has its claim's namespace and name. If only the volume's own name is known, it is named volume:NAME. A volume without a claim, such as an emptyDir, has VolumeBackups only.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6017,21 +6017,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata.",
+							Description: "Object metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The identity of the volume.",
+							Description: "Its identity.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupVolumeSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Its latest backup, and the number of backups.",
+							Description: "Its latest backup, and their number.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupVolumeStatus{}.OpenAPIModelName()),
 						},
@@ -6067,7 +6067,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeList(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -6103,14 +6103,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"claimName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolumeClaim.",
+							Description: "Name of the claim.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"volumeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume itself, if nothing else is known of it.",
+							Description: "The volume's own name, if nothing else is known.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6130,46 +6130,46 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The latest completed backup of the volume, if it is of the same namespace. Only the system namespace, and requests over all namespaces, show backups of other namespaces.",
+							Description: "The latest completed backup, if in the same namespace. Others are shown only in the system namespace and requests over all namespaces.",
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"lastVolumeBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the VolumeBackup of the latest completed backup.",
+							Description: "The latest completed backup's VolumeBackup.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"lastBackupTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the latest completed backup of the volume ended.",
+							Description: "When the latest completed backup ended.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"sizeBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the volume's files in the latest completed backup, in bytes.",
+							Description: "Bytes of the volume's files in the latest completed backup.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"dataStoredBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that all completed backups together have stored anew.",
+							Description: "Bytes that all completed backups stored anew.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The volume itself, by the latest backup with information about it.",
+							Description: "The volume itself, by the latest backup that describes it.",
 							Ref:         ref(v1alpha1.BackedUpVolume{}.OpenAPIModelName()),
 						},
 					},
 					"labels": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels that the store keeps with the latest completed backup.",
+							Description: "The store's labels of the latest completed backup.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -6184,14 +6184,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 					},
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of completed backups of the volume.",
+							Description: "Number of completed backups.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"failures": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of other backups of the volume: failed, unreadable, or without a known end.",
+							Description: "Number of other backups: failed, unreadable, or without a known end.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6203,7 +6203,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the backups since the latest completed one, the newest first, and of unreadable ones.",
+							Description: "Errors of backups since the latest completed one, newest first, and of unreadable ones.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6222,7 +6222,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The storage locations that hold backups of the volume.",
+							Description: "The storage locations with backups of the volume.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6272,28 +6272,28 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 					},
 					"leftOut": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Claims whose selected data is not in the backup, since no running pod gave access to it. They count nowhere else. The results name each.",
+							Description: "Claims without their selected data, since no running pod gave access. They count nowhere else. The results name each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"inStorage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes among the completed whose only copy is a snapshot in the storage of the volume.",
+							Description: "Completed volumes whose only copy is a snapshot in their storage.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"deleted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes deleted from the backup later, which count nowhere else.",
+							Description: "Volumes deleted later, which count nowhere else.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"totalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the files in the volumes, in bytes.",
+							Description: "Bytes of the volumes' files.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -6315,7 +6315,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Duration(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Duration is a duration that keeps its text: 720h does not become 720h0m0s. Compare the time.Duration in it.",
+				Description: "Duration keeps its text: 720h does not become 720h0m0s. Compare the time.Duration in it.",
 				Type:        v1alpha1.Duration{}.OpenAPISchemaType(),
 				Format:      v1alpha1.Duration{}.OpenAPISchemaFormat(),
 			},
@@ -6327,12 +6327,12 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExecHook is a command in a container of the pod.",
+				Description: "ExecHook is a command in a pod's container.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"container": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Container to run the command in. Default: the pod's first.",
+							Description: "Container of the command. Default: the pod's first.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6344,7 +6344,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The command, and its arguments.",
+							Description: "The command and its arguments.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6358,7 +6358,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 					},
 					"onError": {
 						SchemaProps: spec.SchemaProps{
-							Description: "If the command fails: Fail (default) does not read the data of the pod's volumes, runs no further pre hooks of it, and counts an error. Continue goes on, with a warning.",
+							Description: "On failure, Fail (default) does not read the pod's volume data, runs no further pre hooks of it, and counts an error. Continue goes on, with a warning.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6382,12 +6382,12 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExecRestoreHook is a command in a container of a restored pod.",
+				Description: "ExecRestoreHook is a command in a restored pod's container.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"container": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Container to run the command in. Default: the pod's first.",
+							Description: "Container of the command. Default: the pod's first.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6399,7 +6399,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The command, and its arguments.",
+							Description: "The command and its arguments.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6413,7 +6413,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 					},
 					"onError": {
 						SchemaProps: spec.SchemaProps{
-							Description: "If the command fails: Fail (default) runs no further commands of the pod, and counts an error. Continue goes on, with a warning.",
+							Description: "On failure, Fail (default) runs no further commands of the pod, and counts an error. Continue goes on, with a warning.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6426,7 +6426,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 					},
 					"waitTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Time limit until the container runs, counted from when all objects are restored. Default 10m, at most 4h.",
+							Description: "Time limit until the container runs, once all objects are restored. Default 10m, at most 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -6487,7 +6487,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The containers, as in the spec of a pod, placed before the pod's own.",
+							Description: "Containers as in a pod's spec, placed before the pod's own.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6500,7 +6500,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 					},
 					"timeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Is ignored, as in Velero: the containers may take as long as they need.",
+							Description: "Ignored, as in Velero: the containers have no time limit.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -6517,7 +6517,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MaintenanceRequest requests the maintenance of a repository now. It is not stored: the answer says what was started.",
+				Description: "MaintenanceRequest requests a repository's maintenance now. It is not stored: the answer says what was started.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6536,14 +6536,14 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name is the VolumeRepository's, NAMESPACE.LOCATION, and the namespace is the system namespace.",
+							Description: "The name is the VolumeRepository's, NAMESPACE.LOCATION, and the namespace the system namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Options of the maintenance.",
+							Description: "The options.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName()),
 						},
@@ -6572,7 +6572,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestSpec(ref common.Referen
 				Properties: map[string]spec.Schema{
 					"verify": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to read every pack of the repository, and compare it with what was written. A full maintenance otherwise reads a share of them.",
+							Description: "Whether to read every pack, and compare it with what was written. Otherwise a full maintenance reads a share of them.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -6599,7 +6599,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref common.Refer
 					},
 					"job": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the Job that maintains the repository. It is created when no other Job maintains this repository and one more may run.",
+							Description: "Name of the Job. It is created when no other Job maintains the repository and one more may run.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6621,7 +6621,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) c
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeAgent is the agent that moves the data of a node's volumes. It has the node's name. A node without an agent has one that is not Ready.",
+				Description: "NodeAgent moves the data of a node's volumes, and has the node's name. A node without an agent has one that is not Ready.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6640,7 +6640,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) c
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata.",
+							Description: "Object metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -6683,7 +6683,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref common.ReferenceCallbac
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -6714,7 +6714,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeAgentStatus is the state of an agent.",
+				Description: "NodeAgentStatus is an agent's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"conditions": {
@@ -6727,7 +6727,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the agent is alive, and whether its ConfigMap is valid.",
+							Description: "Whether the agent is alive, and its ConfigMap valid.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6740,7 +6740,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"limit": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes may be moved at once, as a Ready agent reports. Without a report, no volume is moved, and this is the limit of a new agent.",
+							Description: "How many volumes may be moved at once, by a Ready agent's report. Without a report, no volume is moved, and this is a new agent's limit.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6761,14 +6761,14 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"waiting": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes that wait for their turn.",
+							Description: "Volumes that wait.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.VolumeCounts{}.OpenAPIModelName()),
 						},
 					},
 					"waitingSince": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Since when the oldest waiting volume waits.",
+							Description: "Since when the oldest one waits.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -6798,7 +6798,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlanOmissions counts the entries that a plan's lists lack.",
+				Description: "PlanOmissions counts entries that a plan's lists lack.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"objects": {
@@ -6839,12 +6839,12 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedActions(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedActions counts the objects of a resource in a namespace to which the same would be done.",
+				Description: "PlannedActions counts a resource's objects in a namespace with the same action.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The resource with its group, such as deployments.apps.",
+							Description: "Resource with group, such as deployments.apps.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -6852,7 +6852,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedActions(ref common.ReferenceCallba
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace to restore into. Empty for cluster-scoped objects.",
+							Description: "Target namespace. Empty for cluster-scoped objects.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6884,7 +6884,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedHooks are the hooks in the pods of a namespace.",
+				Description: "PlannedHooks are hooks in a namespace's pods.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -6905,14 +6905,14 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref common.ReferenceCallback
 					},
 					"pre": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of hooks before the data is read.",
+							Description: "Hooks before the data is read.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"post": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of hooks after the data is read.",
+							Description: "Hooks after the data is read.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6943,12 +6943,12 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedLeftOut(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedLeftOut counts objects of a resource in a namespace that are left out for a reason.",
+				Description: "PlannedLeftOut counts a resource's objects left out in a namespace for a reason.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The resource with its group.",
+							Description: "Resource with group.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -6971,7 +6971,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedLeftOut(ref common.ReferenceCallba
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why they are left out.",
+							Description: "The reason.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -6988,12 +6988,12 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedObjects(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedObjects counts the objects of a resource in a namespace.",
+				Description: "PlannedObjects counts a resource's objects in a namespace.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The resource with its group, such as deployments.apps.",
+							Description: "Resource with group, such as deployments.apps.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7025,12 +7025,12 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedPlace is the place of a backup in the queue.",
+				Description: "PlannedPlace is a backup's place in the queue.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"position": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place among the waiting ones, from 1.",
+							Description: "Place, from 1.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -7038,7 +7038,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref common.ReferenceCallback
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup would wait; NextToStart if it would start at once.",
+							Description: "Why it would wait; NextToStart if it would not.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7074,28 +7074,28 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedProblem(ref common.ReferenceCallba
 					},
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The resource of the object with its group. Empty if the whole restore is meant.",
+							Description: "Resource with group. Empty for the whole restore.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the object.",
+							Description: "Its namespace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object.",
+							Description: "Its name.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The text that the results of the restore would have.",
+							Description: "The text, as in the restore's results.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7117,7 +7117,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The resource with its group, such as clusterroles.rbac.authorization.k8s.io.",
+							Description: "Resource with group, such as clusterroles.rbac.authorization.k8s.io.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7132,7 +7132,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallba
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object. Empty if the requester may not know it.",
+							Description: "Its name. Empty if the requester may not know it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7155,7 +7155,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedRestoreVolume is a volume of the backup, and what becomes of its data.",
+				Description: "PlannedRestoreVolume is a volume of the backup, and the fate of its data.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -7168,14 +7168,14 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref common.Reference
 					},
 					"claim": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the claim. Empty for a volume without one.",
+							Description: "Name of the claim. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"pod": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod of a volume without a claim.",
+							Description: "Pod of a volume without a claim.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7189,7 +7189,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref common.Reference
 					},
 					"bytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes of the data in the backup.",
+							Description: "Bytes in the backup.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -7204,7 +7204,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref common.Reference
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why.",
+							Description: "The reason.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7220,7 +7220,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedVolume is a volume, and how its data would be read.",
+				Description: "PlannedVolume is a volume and how its data would be read.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -7233,21 +7233,21 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 					},
 					"claim": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the claim. Empty for a volume without one.",
+							Description: "Name of the claim. Empty without one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"pod": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod that gives access to the data.",
+							Description: "The pod that gives access to the data.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod.",
+							Description: "The volume's name in the pod.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7261,7 +7261,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 					},
 					"method": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files or None.",
+							Description: "Files, Snapshot or None.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7285,12 +7285,12 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectedBy(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ProtectedBy is a backup that holds an object, or the data of a claim.",
+				Description: "ProtectedBy is a backup that holds an object or a claim's data.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
+							Description: "The backup, if in the same namespace. Others are named only in the system namespace and requests over all namespaces.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
@@ -7319,14 +7319,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectingSchedule(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the schedule.",
+							Description: "Its namespace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the schedule.",
+							Description: "Its name.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7341,7 +7341,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Protection(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Protection says whether a workload or a claim of the cluster has a good backup that is new enough. It lives in the namespace of the object, and is named by the object's kind and name, such as deployment.web. Its labels are the object's.",
+				Description: "Protection says whether a workload or claim has a good backup that is new enough. It has the object's namespace and labels, and is named by its kind and name, such as deployment.web.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -7360,7 +7360,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Protection(ref common.ReferenceCallback) 
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata.",
+							Description: "Object metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -7374,7 +7374,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Protection(ref common.ReferenceCallback) 
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups that protect it. Computed on read.",
+							Description: "Its protecting backups. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.ProtectionStatus{}.OpenAPIModelName()),
 						},
@@ -7411,7 +7411,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectionList(ref common.ReferenceCallba
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -7463,7 +7463,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectionSpec(ref common.ReferenceCallba
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7471,7 +7471,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectionSpec(ref common.ReferenceCallba
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "UID of the object. A backup of a former object of the same name does not protect it.",
+							Description: "Its UID. Backups of a former object of its name do not protect it.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7512,19 +7512,19 @@ func schema_pkg_apis_holdfast_v1alpha1_ProtectionStatus(ref common.ReferenceCall
 					},
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Of the schedules that select the object, the one with the shortest interval. The name is absent if it is in another namespace, except in requests over all namespaces.",
+							Description: "The schedule with the shortest interval that selects the object. The name is absent if in another namespace, except in requests over all namespaces.",
 							Ref:         ref(v1alpha1.ProtectingSchedule{}.OpenAPIModelName()),
 						},
 					},
 					"expectation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How old the last good backup may be.",
+							Description: "The last good backup's maximum age.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"expectedBy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the expectation comes from: Annotation, NamespaceAnnotation, Schedule or Default.",
+							Description: "Source of the expectation: Annotation, NamespaceAnnotation, Schedule or Default.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7605,7 +7605,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref common.Refere
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7622,7 +7622,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Restore(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Restore restores objects and the data of volumes from a backup. A Restore in the system namespace may write anywhere. In any other namespace it writes, with its creator's own rights, to that namespace. It writes to further ones if its creator may create restores there too. Like backups, restores have no delete verb.",
+				Description: "Restore restores objects and volume data from a backup. In the system namespace it may write anywhere. Elsewhere it writes with its creator's rights, to its namespace and to others where the creator may create restores. Restores have no delete verb.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -7641,21 +7641,21 @@ func schema_pkg_apis_holdfast_v1alpha1_Restore(ref common.ReferenceCallback) com
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name must be a DNS label.",
+							Description: "The name must be a DNS label.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The objects to restore, and where to. It does not change after creation.",
+							Description: "The objects to restore, and their target. Immutable.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "State and result of the restore. Computed on read.",
+							Description: "State and result. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreStatus{}.OpenAPIModelName()),
 						},
@@ -7672,7 +7672,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreCancellation(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreCancellation is the body of a POST to restores/NAME/cancel, a request to stop a waiting or running restore. Written objects stay.",
+				Description: "RestoreCancellation is the body of a POST to restores/NAME/cancel, which stops a waiting or running restore. Written objects stay.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -7691,7 +7691,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreCancellation(ref common.ReferenceC
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the restore's.",
+							Description: "The name, if set, must be the restore's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -7718,7 +7718,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreHooks(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks of pods. A pod has the hooks of all entries that match it.",
+							Description: "Hooks of pods. A pod has the hooks of all matching entries.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7760,7 +7760,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreList(ref common.ReferenceCallback)
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -7803,7 +7803,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreModifier(ref common.ReferenceCallb
 					},
 					"kind": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ConfigMap, or empty, which means the same.",
+							Description: "ConfigMap, also if empty.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7832,7 +7832,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref common.ReferenceCallbac
 				Properties: map[string]spec.Schema{
 					"resource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The object's resource, by a word as in includedResources, such as deployments.apps.",
+							Description: "Its resource, by a word as in includedResources, such as deployments.apps.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7840,14 +7840,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref common.ReferenceCallbac
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the object in the backup. Empty for a cluster-scoped object.",
+							Description: "Its namespace in the backup. Empty if cluster-scoped.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the object.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -7864,7 +7864,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestorePlan is what a restore would do if it ran now. A dry run of its creation answers with it, and it is stored nowhere.",
+				Description: "RestorePlan has the effects of a restore if it ran now. It answers a dry run of its creation, and is not stored.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"complete": {
@@ -7877,7 +7877,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: why the plan is not complete, why the restore would be refused, or the number of its errors and warnings with the first of them.",
+							Description: "One line: why the plan is incomplete, why the restore would be refused, or the numbers of errors and warnings with the first ones.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7889,7 +7889,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the restore would be refused before anything is written. Empty if it would not.",
+							Description: "Why the restore would be refused before any write. Empty if it would not.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7903,14 +7903,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors that the restore would have.",
+							Description: "Number of errors.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings that the restore would have.",
+							Description: "Number of warnings.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -7930,7 +7930,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The objects, by resource, namespace and what would be done.",
+							Description: "The objects, by resource, namespace and action.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7948,7 +7948,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The volumes whose data the backup has, and what would become of it.",
+							Description: "The volumes with data in the backup, and its fate.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7966,7 +7966,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The errors and warnings that the restore would have.",
+							Description: "The errors and warnings.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7979,7 +7979,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback)
 					},
 					"omitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many entries the lists above lack, since they are too long.",
+							Description: "Number of entries cut from the lists above, which are too long.",
 							Ref:         ref(v1alpha1.RestorePlanOmissions{}.OpenAPIModelName()),
 						},
 					},
@@ -7996,7 +7996,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestorePlanOmissions(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestorePlanOmissions counts the entries that the lists of a restore's plan lack.",
+				Description: "RestorePlanOmissions counts entries that a restore plan's lists lack.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"objects": {
@@ -8042,42 +8042,42 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref common.ReferenceCallb
 					},
 					"itemsRestored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are as in the backup: created, changed, or unchanged.",
+							Description: "Objects as in the backup: created, changed or unchanged.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsCreated": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those that the restore created, or deleted and created anew.",
+							Description: "Objects created, or deleted and created anew.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsUpdated": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those that the restore changed.",
+							Description: "Objects changed.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsUnchanged": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those that existed and were equal.",
+							Description: "Objects that existed and were equal.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsDiffering": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that exist and differ, and stay: each is a warning.",
+							Description: "Objects that differ and stay: each is a warning.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsFailed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are missing, or wrong: each is an error.",
+							Description: "Objects missing or wrong: each is an error.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -8175,7 +8175,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources with the hooks. Only pods can have some; empty means pods.",
+							Description: "Only pods can have hooks; empty means pods.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8243,26 +8243,26 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreSpec says what to restore. Its fields have the names and meanings of Velero's Restore, and there are some more; unknown ones are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
+				Description: "RestoreSpec says what to restore. It has the fields of Velero's Restore, with their meanings, and more; unknown ones are refused. A list may have 1000 words, 32 with a wildcard, and the spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the Backup, in the Restore's namespace unless backupNamespace has another. Empty means the newest one that has not failed and holds everything requested.",
+							Description: "Name of the Backup. Empty means the newest one that has not failed and holds everything requested.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backupNamespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the Backup. Only a Restore in the system namespace may name another namespace.",
+							Description: "Namespace of the Backup. Default: the Restore's. Only a Restore in the system namespace may name another.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"scheduleName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Schedule whose newest good backup is restored. Not to be combined with backupName.",
+							Description: "Name of a Schedule, to restore its newest good backup. Not with backupName.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8274,7 +8274,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all in the backup.",
+							Description: "Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8293,7 +8293,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces of the backup to leave out, by name or pattern. Exclusion wins.",
+							Description: "Namespaces to leave out, by name or pattern. Exclusion wins.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8312,7 +8312,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all.",
+							Description: "Resources to include, by plural, singular, kind or short name, any case, with or without .group, or pattern. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8350,7 +8350,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only these objects of the backup, with the objects that they need.",
+							Description: "Only these objects, with the objects that they need.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8363,14 +8363,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped objects of the backup (true), or none (false). Unset means those that an included object needs, and all if no namespaces are named. Outside the system namespace, always only those that an included object needs and that its creator may create.",
+							Description: "Whether to include all cluster-scoped objects (true), or none (false). Unset means all if no namespaces are named, else those that included objects need. Outside the system namespace, always only those needed that the creator may create.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels of the objects to restore. Unset means all objects.",
+							Description: "Labels of the objects to restore. Unset means all.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -8381,7 +8381,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Selectors of the objects to restore: one must match. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to restore: one must match. Not with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8394,7 +8394,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include, regardless of labels, objects of the same namespaces that the selected objects need, as with objects. Their resources must be included. Default true.",
+							Description: "Whether to include, regardless of labels, objects that the selected ones need in their namespaces, if their resources are included. Default true.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8416,7 +8416,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"storageClassMapping": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Storage classes of the restored claims, by the class in the backup.",
+							Description: "Storage classes of restored claims, by the class in the backup.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -8431,7 +8431,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"imageMapping": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Images of the restored containers, by the image in the backup, or its beginning: docker.io/library maps docker.io/library/nginx:1 too. The longest match counts.",
+							Description: "Images of restored containers, by the image in the backup or its beginning, such as docker.io/library. The longest match counts.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -8446,21 +8446,21 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Init containers for restored pods, and commands that run in their containers when those run. A pod's annotations count instead. Commands need the creator's right to create pods/exec in the pod's namespace.",
+							Description: "Init containers for restored pods, and commands for their running containers. A pod's annotations count instead. Commands need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreHooks{}.OpenAPIModelName()),
 						},
 					},
 					"existingResourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Treatment of an object that exists and differs. none (default) keeps it with a warning. update sets values and removes later additions, except fields that controllers manage. recreate deletes and creates objects that can't be updated.",
+							Description: "For objects that exist and differ: none (default) keeps them, with a warning. update sets values and removes later additions, except controllers' fields. recreate also deletes and creates objects that can't be updated.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"existingVolumePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Treatment of the data of a volume whose claim exists. none (default) refuses the restore before anything is written. keep leaves the data, and restores the rest. overwrite replaces files of the same name, and counts the others. replace also removes other files. Volumes without a claim that outlive their pod, as nfs, are written only with overwrite or replace.",
+							Description: "For data of volumes whose claim exists: none (default) refuses the restore before any write. keep leaves the data, and restores the rest. overwrite replaces files of the same name, and counts others. replace also removes those. Volumes without a claim that outlive their pod, as nfs, need overwrite or replace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8473,21 +8473,21 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"preserveNodePorts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether Services get their former node ports. Default false, which keeps only those that their owner set.",
+							Description: "Whether Services get their former node ports. Default false: only those that their owner set.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"restorePVs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether claims and the data of volumes are restored. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
+							Description: "Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"volumesOnly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether only the data of volumes is restored, into existing claims.",
+							Description: "Whether only volume data is restored, into existing claims.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8499,7 +8499,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Paths of files and folders to restore, in the volume of the one claim in objects. A pod that uses the claim, if there is one, gives access. Files of the same name are replaced.",
+							Description: "Files and folders to restore, by path in the volume of the one claim in objects. A pod that uses the claim, if any, gives access. Files of the same name are replaced.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8513,26 +8513,26 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"resourceModifier": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ConfigMap of the Restore's namespace with rules that change objects before they are created, in Velero's format: JSON, merge or strategic merge patches.",
+							Description: "ConfigMap in the Restore's namespace with Velero's rules to change objects before creation: JSON, merge or strategic merge patches.",
 							Ref:         ref(v1alpha1.RestoreModifier{}.OpenAPIModelName()),
 						},
 					},
 					"planOnly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to write nothing: the restore ends with its plan, which restores/NAME/plan shows.",
+							Description: "Whether to write nothing, and only make the plan that restores/NAME/plan shows.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect, and is not kept: Holdfast has no plugins to wait for.",
+							Description: "Has no effect, and is not kept: Holdfast has no plugins.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Velero's configuration of its uploader. It is not kept, and causes a warning where it has no effect.",
+							Description: "Velero's uploader configuration. Not kept; causes a warning where it has no effect.",
 							Ref:         ref(v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName()),
 						},
 					},
@@ -8548,19 +8548,19 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreStatus is the state of a restore.",
+				Description: "RestoreStatus is a restore's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
+							Description: "New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"queuePosition": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue, from 1. Absent if the restore does not wait.",
+							Description: "Place in the queue, from 1. Absent unless the restore waits.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -8588,13 +8588,13 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup that is restored.",
+							Description: "The restored backup.",
 							Ref:         ref(v1alpha1.RestoredBackup{}.OpenAPIModelName()),
 						},
 					},
 					"queuedTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the restore got its place in the queue.",
+							Description: "When the restore was queued.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -8612,13 +8612,13 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"progress": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of objects to restore, and restored.",
+							Description: "Objects to restore, and restored.",
 							Ref:         ref(v1alpha1.RestoreProgress{}.OpenAPIModelName()),
 						},
 					},
 					"volumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of volumes to restore, and restored, and their bytes.",
+							Description: "Volumes to restore, and restored, and their bytes.",
 							Ref:         ref(v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName()),
 						},
 					},
@@ -8630,21 +8630,21 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings, about restored objects that differ. restores/NAME/results has the texts.",
+							Description: "Number of warnings: restored objects that differ. See restores/NAME/results.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors, about requested objects that are missing. restores/NAME/results has the texts.",
+							Description: "Number of errors: missing requested objects. See restores/NAME/results.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: the reason for waiting, and at the end the numbers of errors and warnings. The first three errors follow, or warnings if there is no error. A restore outside the system namespace names only its own namespace's objects. restores/NAME/results has all texts.",
+							Description: "One line: the reason for waiting, or finally the numbers of errors and warnings, with the first three errors, else warnings. Outside the system namespace it names only objects of its namespace. restores/NAME/results has all texts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8677,20 +8677,20 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that requested the restore, as authenticated by a cluster that this one trusts.",
+							Description: "The requesting user, as authenticated by a cluster that this one trusts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"origin": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Origin of a stored restore, and whether it is proved. Empty while this cluster has a record of the restore.",
+							Description: "Origin of a stored restore, and whether it is proved. Empty while the cluster has a record of it.",
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
 					"plan": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The effects that the restore would have. Only the answer to a dry run of its creation has it.",
+							Description: "The planned effects. Only in the answer to a dry run of the creation.",
 							Ref:         ref(v1alpha1.RestorePlan{}.OpenAPIModelName()),
 						},
 					},
@@ -8716,7 +8716,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatusSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all.",
+							Description: "Resources to include, by words as in spec.includedResources. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8805,7 +8805,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoredBackup(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoredBackup identifies the backup that a Restore restores.",
+				Description: "RestoredBackup identifies a Restore's backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -8850,7 +8850,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Schedule(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Schedule makes backups when they are due. It is intent and holds no data, so it has all verbs: deleting it, or its namespace, deletes no backup. Its backups are requested as the user that last changed its spec, and each is authorised anew.",
+				Description: "Schedule makes backups when they are due. It holds no data, so it has all verbs: deleting it, or its namespace, deletes no backup. Each backup is requested, and authorised anew, as the user that last changed the spec.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -8869,21 +8869,21 @@ func schema_pkg_apis_holdfast_v1alpha1_Schedule(ref common.ReferenceCallback) co
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name must be a DNS label of at most 48 characters.",
+							Description: "The name must be a DNS label of at most 48 characters.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When to make which backups, and how many of them to keep.",
+							Description: "When to make which backups, and how many to keep.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.ScheduleSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Results of the schedule. Computed on read.",
+							Description: "Results. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.ScheduleStatus{}.OpenAPIModelName()),
 						},
@@ -8900,7 +8900,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one that is kept by several rules counts for each. Days, weeks, months and years are in the schedule's time zone, weeks begin on Monday, and of each the last backup stays. A backup with another result stays until a newer one is Completed.",
+				Description: "ScheduleKeep says which backups to keep. Completed backups count, for each rule that keeps them. Days, weeks, months and years are in the schedule's time zone; weeks begin on Monday. The last backup of each stays. Backups with another result stay until a newer one is Completed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"last": {
@@ -8912,28 +8912,28 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref common.ReferenceCallback
 					},
 					"daily": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of days with a backup to keep one of.",
+							Description: "Days with a backup, to keep one each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"weekly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of weeks with a backup to keep one of.",
+							Description: "Weeks with a backup, to keep one each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"monthly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of months with a backup to keep one of.",
+							Description: "Months with a backup, to keep one each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"yearly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of years with a backup to keep one of.",
+							Description: "Years with a backup, to keep one each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -8967,7 +8967,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleList(ref common.ReferenceCallback
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -9003,7 +9003,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of the week), or one of @hourly, @daily, @weekly, @monthly, @yearly. With the suffix -random, as in @daily-random, each schedule gets its own time, which stays the same.",
+							Description: "When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of the week), or one of @hourly, @daily, @weekly, @monthly, @yearly. With the suffix -random, as in @daily-random, each schedule gets its own fixed time.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -9011,7 +9011,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"timeZone": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Time zone of the schedule, by its name in the IANA database, as in Europe/Berlin. Default UTC.",
+							Description: "IANA time zone, as in Europe/Berlin. Default UTC.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9025,7 +9025,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"paused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether no backup is due for now. Backups that were due meanwhile are not made later.",
+							Description: "Whether no backup is due for now. Backups due meanwhile are not made later.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -9039,21 +9039,21 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"useOwnerReferencesInBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backups are deleted with the schedule. They never are: only false, or unset, is accepted.",
+							Description: "Whether backups are deleted with the schedule. They never are: only false or unset is accepted.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"startingDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many seconds late a backup may be requested. After that it is missed. Unset means no limit; of several late ones, only the last is made.",
+							Description: "Seconds that a backup may be requested late, before it is missed. Unset means no limit; of several late ones, only the last is made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"keep": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of its backups to keep. Backups that no rule keeps are deleted, if the user that last changed the spec may delete backups here. Unset means that each stays for its ttl.",
+							Description: "How many of its backups to keep. The others are deleted, if the user that last changed the spec may delete backups here. Unset means that each stays for its ttl.",
 							Ref:         ref(v1alpha1.ScheduleKeep{}.OpenAPIModelName()),
 						},
 					},
@@ -9070,7 +9070,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleStatus is the state of a schedule.",
+				Description: "ScheduleStatus is a schedule's state.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
@@ -9087,7 +9087,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref common.ReferenceCallba
 					},
 					"lastDueTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last due time with a backup, or with a reason for none.",
+							Description: "The last due time with a backup, or a reason for none.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -9099,14 +9099,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref common.ReferenceCallba
 					},
 					"missed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of due backups that were not made.",
+							Description: "Number of due backups not made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The user that last changed the spec. Its backups are requested as this user.",
+							Description: "The user that last changed the spec, and that backups are requested as.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9149,7 +9149,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Metadata of a schedule's backups. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
+							Description: "Metadata of a schedule's backups. In a Backup, where Velero writes it too, it has no effect, and is not kept.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
 						},
@@ -9161,7 +9161,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern needs it in all namespaces.",
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all in the system namespace, and elsewhere the backup's own. Elsewhere, another namespace needs the right to create backups there, and a pattern needs it in all namespaces.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9180,7 +9180,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to leave out, by name or pattern. Exclusion wins over inclusion.",
+							Description: "Namespaces to leave out, by name or pattern. Exclusion wins.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9199,7 +9199,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to include, by plural, singular, kind or short name, with or without .group, in any case, or by pattern. Empty means all. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to include, by plural, singular, kind or short name, any case, with or without .group, or pattern. Empty means all. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9218,7 +9218,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources to leave out, by the same words. Exclusion wins. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Resources to leave out, by the same words. Exclusion wins. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9232,7 +9232,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that an included object refers to. Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that included objects refer to. Not with cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -9244,7 +9244,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that an included object refers to.",
+							Description: "Cluster-scoped resources to include, by words as in includedResources. Empty means only those that included objects refer to.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9315,7 +9315,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels of the objects to back up. Unset means all objects.",
+							Description: "Labels of the objects to back up. Unset means all.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -9326,7 +9326,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Selectors of the objects to back up: one must match. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to back up: one must match. Not with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9339,41 +9339,41 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include, regardless of labels, objects in the same namespaces that the selected objects refer to: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Their resources must be included. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
+							Description: "Whether to include, regardless of labels, objects that the selected ones refer to in their namespaces, if their resources are included: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotVolumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of claims is read from snapshots by the CSI drivers of their volumes. true: of each claim that no volume policy and no pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
+							Description: "Whether claims' data is read from CSI snapshots. true: for each claim that no volume policy or pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. false keeps the snapshot in the storage of its volume: it is no second copy, and only this cluster can restore it. Default: the controller's --default-snapshot-move-data.",
+							Description: "Whether snapshots' data is moved into the storage location, and the snapshots then deleted. false keeps them in their volumes' storage: no second copy, which only this cluster can restore. Default: the controller's --default-snapshot-move-data.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes whose files are backed up, beside those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
+							Description: "Volumes whose files are backed up, besides those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"resourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace. They decide first which volumes' files are backed up, before the annotations of pods and defaultVolumesToFsBackup. The backup's creator must have the right to get it.",
+							Description: "A ConfigMap in the backup's namespace with Velero's volume policies. They decide which volumes' files are backed up, before pods' annotations and defaultVolumesToFsBackup. The creator must have the right to get it.",
 							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
 						},
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to back up before others of their resource, in this order. The keys are resources, by words as in includedResources. The values are names, or namespace/name, separated by commas. Named pods are one block: the pre hooks of all of them run, in this order, before the data of their volumes is read.",
+							Description: "Objects to back up before others of their resource, in this order. Keys are resources, by words as in includedResources. Values are names, or namespace/name, separated by commas. Named pods are one block: all their pre hooks run, in this order, before their volumes' data is read.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -9388,14 +9388,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods before and after their volumes' data is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another default. Then it is deleted, unless it is the last good one of a namespace.",
+							Description: "How long the backup is kept from its start, before it is deleted. Default 720h, unless the cluster has another. The last good one of a namespace stays.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -9408,19 +9408,19 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long to wait until the driver has cut the snapshot of a volume, whose pod is frozen by hooks until then. Default 10m.",
+							Description: "How long to wait until the driver has cut a volume's snapshot, while hooks freeze the pod. Default 10m.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long to wait, from the cut of a snapshot, until the storage can make a volume from it. Some storages copy it for hours. The administrator sets the time limit of the upload. Default 4h.",
+							Description: "How long to wait, from a snapshot's cut, until the storage can make a volume from it, which may take hours of copying. The administrator limits the upload's time. Default 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
+							Description: "Has no effect: each volume has its own snapshot. Volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9432,7 +9432,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
+							Description: "Has no effect: CSI drivers make snapshots, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9453,7 +9453,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent decides how many files it reads at once.",
+							Description: "Has no effect: the agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
@@ -9476,7 +9476,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleTrigger is the body of a POST to schedules/NAME/trigger, a request for a backup now, even if the schedule is paused. The answer names it.",
+				Description: "ScheduleTrigger is the body of a POST to schedules/NAME/trigger, which requests a backup now, even if the schedule is paused. The answer names it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9495,7 +9495,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref common.ReferenceCallb
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the schedule's.",
+							Description: "The name, if set, must be the schedule's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -9512,12 +9512,12 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduledBackup is a backup of a schedule.",
+				Description: "ScheduledBackup is a schedule's backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the Backup.",
+							Description: "Its name.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -9549,7 +9549,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "SyncRequest requests a listing of all of a store now, and a probe: an object that the controller writes, reads, lists and deletes there. It is not stored: the answer says what to wait for.",
+				Description: "SyncRequest requests a full listing of a store now, and a probe: an object that the controller writes, reads, lists and deletes there. It is not stored: the answer says what to wait for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9568,7 +9568,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback)
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name is the StorageLocation's, and the namespace is the system namespace.",
+							Description: "The name is the StorageLocation's, and the namespace the system namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -9597,7 +9597,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"generation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Generation of the StorageLocation. The listing is complete when the condition Synced is True, and its observedGeneration is at least this. The condition Probed then says how the probe went.",
+							Description: "Generation of the StorageLocation. The listing is complete when the condition Synced is True with at least this observedGeneration. The condition Probed then has the probe's result.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -9619,12 +9619,12 @@ func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForBackup(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UploaderConfigForBackup is Velero's configuration of its uploader.",
+				Description: "UploaderConfigForBackup is Velero's uploader configuration.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"parallelFilesUpload": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of files of a volume to read at once. Has no effect.",
+							Description: "Files of a volume to read at once. Has no effect.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -9639,19 +9639,19 @@ func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForRestore(ref common.Refer
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UploaderConfigForRestore is Velero's configuration of its uploader.",
+				Description: "UploaderConfigForRestore is Velero's uploader configuration.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"writeSparseFiles": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether blocks of zeros become holes of files. They always do: false has no effect.",
+							Description: "Blocks of zeros always become holes of files: false has no effect.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"parallelFilesDownload": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of files of a volume to write at once. Has no effect: the node's agent decides.",
+							Description: "Files of a volume to write at once. Has no effect: the agent decides.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -9666,12 +9666,12 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VeleroFields are fields of Velero's Backup that are accepted but not kept. Most are in every manifest that Velero writes. A value that is not Velero's own default, and has no effect, causes a warning.",
+				Description: "VeleroFields are fields of Velero's Backup that are accepted but not kept. A value that has no effect and is not Velero's default causes a warning.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
+							Description: "Has no effect: each volume has its own snapshot. Volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9683,7 +9683,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
+							Description: "Has no effect: CSI drivers make snapshots, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9704,7 +9704,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent decides how many files it reads at once.",
+							Description: "Has no effect: the agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
@@ -9727,7 +9727,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeBackup is one volume in one stored backup: an entry of the volume's history. It is in the claim's namespace.",
+				Description: "VolumeBackup is one volume in one stored backup: an entry of its history, in the claim's namespace.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9746,7 +9746,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref common.ReferenceCallback
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata.",
+							Description: "Object metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -9796,7 +9796,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupList(ref common.ReferenceCall
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard list metadata.",
+							Description: "List metadata.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
 						},
@@ -9839,28 +9839,28 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Its own name in a store with a backup for each volume, such as Longhorn's. Then it is in no Backup.",
+							Description: "Its own name in a store with a backup for each volume, such as Longhorn's, where it is in no Backup.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup that holds the volume, if it is of the same namespace. Only the system namespace, and requests over all namespaces, show backups of other namespaces.",
+							Description: "The backup that holds the volume, if in the same namespace. Others are shown only in the system namespace and requests over all namespaces.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"backupUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup that holds the volume.",
+							Description: "Its backup's uid.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"podName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod that gave access to the volume.",
+							Description: "The pod that gave access to the volume.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9874,7 +9874,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the storage location.",
+							Description: "The storage location.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9896,14 +9896,21 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Completed, Failed, InProgress (its end is unknown), Unreadable, or Damaged: after it was Completed, its store has lost data of it.",
+							Description: "Completed, Failed, InProgress (its end is unknown), Unreadable, or Damaged: Completed, but its store lost data later.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"method": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How its data was stored: kopia, by the files of the volume; csi-snapshot-moved, by the files of a snapshot; restic by an old Velero; longhorn; or csi-snapshot and native-snapshot, by Velero in the storage.",
+							Description: "How its data was stored: kopia, from the volume's files; csi-snapshot-moved, from a snapshot's files; csi-snapshot, as a snapshot in the volume's storage; restic, by an old Velero; longhorn; native-snapshot, by Velero in the storage.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"localSnapshot": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether this cluster has a record of the volume's snapshot in its storage, a VolumeSnapshotContent. It is Stored, Missing if the backup has no other copy, or empty: unknown, of another cluster, or without a snapshot. A change does not change the resourceVersion.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9917,7 +9924,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"snapshotName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of its source snapshot. Kopia reads the volume without one: then it is the id of Kopia's snapshot.",
+							Description: "Name of its source snapshot. Without one, it is the id of Kopia's snapshot.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9936,7 +9943,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"labels": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels that the store keeps with it. Valid labels of Kubernetes are also in the metadata.",
+							Description: "The store's labels of it. Valid Kubernetes labels are also in the metadata.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -9951,28 +9958,28 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"snapshotID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Kopia's id of the snapshot in the repository of the volume's namespace.",
+							Description: "Kopia's snapshot id in the repository of the volume's namespace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"sizeBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the volume's files, in bytes.",
+							Description: "Bytes of the volume's files.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"incrementalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that were new since the previous backup and were uploaded.",
+							Description: "Uploaded bytes, new since the previous backup.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"node": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the node that read the volume.",
+							Description: "The node that read the volume.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -10035,7 +10042,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes a volume's whole history, or to volumebackups/NAME/deletion, which deletes one volume backup. The backups stay, without the volume. It can't be undone.",
+				Description: "VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes a volume's history, or volumebackups/NAME/deletion, which deletes one volume backup. The backups stay, without the volume. It can't be undone.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -10054,7 +10061,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref common.ReferenceCallba
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be the volume's or the volume backup's.",
+							Description: "The name, if set, must be the volume's or the volume backup's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -10102,7 +10109,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFile(ref common.ReferenceCallback) 
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name in its folder. It is / for the root of the volume.",
+							Description: "Name in its folder; / for the volume's root.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -10118,7 +10125,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFile(ref common.ReferenceCallback) 
 					},
 					"sizeBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size in bytes. For a folder, the size of all files below it.",
+							Description: "Size in bytes. For a folder, of all files below.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int64",
@@ -10141,7 +10148,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFile(ref common.ReferenceCallback) 
 					},
 					"modificationTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Time of the last modification, with all of its nanoseconds.",
+							Description: "Time of the last modification, with nanoseconds.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -10174,7 +10181,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeFileList is the answer of volumebackups/files: a file of a volume backup and, for a folder, a page of its entries.",
+				Description: "VolumeFileList is the answer of volumebackups/files: a file and, for a folder, a page of its entries.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -10193,7 +10200,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallba
 					},
 					"path": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path from the root of the volume.",
+							Description: "Path from the volume's root.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -10226,7 +10233,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallba
 					},
 					"continue": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Parameter continue of the request for the next page. It is empty for the last page.",
+							Description: "Parameter continue for the next page. Empty for the last.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -37,6 +37,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -68,6 +69,7 @@ type Config struct {
 	Ledger            cache.SharedIndexInformer // of the ConfigMap records.LedgerName
 	Identity          cache.SharedIndexInformer // of the ConfigMap identity.Name
 	Leader            Leader                    // optional
+	Snapshots         *snapshots.Records        // of the cluster; nil if it makes none
 }
 
 // Subscriber is told of changes by each set field. All but Refreshed are called under a lock.
@@ -171,6 +173,7 @@ func New(config Config) (*Projector, error) {
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
 		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
+		Snapshots: config.Snapshots,
 	})
 	queueOptions := options("backupqueues", "the records of what waits")
 	queueOptions.OnRead = nil // the queue does not depend on stored backups

@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
 const (
@@ -53,6 +54,8 @@ type Options struct {
 	Loading string
 	OnRead  func(context.Context)
 	Clock   clock.WithDelayedExecution
+	// Snapshots are the cluster's records of snapshots; nil if it makes none.
+	Snapshots *snapshots.Records
 }
 
 // Storage serves up to a million volume backups of a catalogue: it makes objects only for a page. It implements
@@ -66,6 +69,7 @@ type Options struct {
 //  3. Before everything was read, guarantee 4 of logstore.Log holds.
 //  4. A page costs the rows that it reads; the end of the client's context ends it. A list or page has at
 //     most MaxItems. A longer list without a limit is an error.
+//  5. status.localSnapshot is of the moment of the answer. Its changes have no version.
 type Storage struct {
 	storage.Interface // none: no verb needs the rest of it
 
@@ -180,14 +184,36 @@ func (s *Storage) Get(ctx context.Context, key string, opts storage.GetOptions, 
 		return storage.NewKeyNotFoundError(key, int64(history.Version))
 	}
 	s.onRead(ctx)
-	*out.(*v1alpha1.VolumeBackup) = *object(row)
+	*out.(*v1alpha1.VolumeBackup) = *s.object(row)
 	return nil
 }
 
-func object(row catalog.Row) *v1alpha1.VolumeBackup {
+func (s *Storage) object(row catalog.Row) *v1alpha1.VolumeBackup {
 	made := row.Object()
 	made.ResourceVersion = strconv.FormatUint(row.Version(), 10)
+	made.Status.LocalSnapshot = s.localSnapshot(row, &made.Status)
 	return made
+}
+
+// localSnapshot says whether the cluster has the record of a volume's snapshot. A missing one matters only
+// without moved data: beside that, older snapshots leave.
+func (s *Storage) localSnapshot(row catalog.Row, status *v1alpha1.VolumeBackupStatus) string {
+	kept := status.Method == catalog.MethodInStorage
+	if s.options.Snapshots == nil || !kept && status.Method != catalog.MethodMoved ||
+		status.Phase != v1alpha1.VolumeBackupCompleted && status.Phase != v1alpha1.VolumeBackupDamaged {
+		return ""
+	}
+	own, ok := row.OwnVolume()
+	if !ok {
+		return ""
+	}
+	switch found, known := s.options.Snapshots.Has(own.Cluster, own.Backup, own.Namespace, own.Claim, !kept); {
+	case found:
+		return v1alpha1.LocalSnapshotStored
+	case known && kept:
+		return v1alpha1.LocalSnapshotMissing
+	}
+	return ""
 }
 
 // GetList implements storage.Interface.
@@ -214,7 +240,7 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	if !opts.Recursive {
 		list.Items = []v1alpha1.VolumeBackup{}
 		if row, found := history.Find(namespace, name); found && wanted.volume(row.OfVolume()) && wanted.matches(row) {
-			list.Items = append(list.Items, *object(row))
+			list.Items = append(list.Items, *s.object(row))
 		}
 		return s.Versioner().UpdateList(list, history.Version, "", nil)
 	}
@@ -228,7 +254,7 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	}
 	list.Items = make([]v1alpha1.VolumeBackup, len(rows))
 	for i, row := range rows {
-		list.Items[i] = *object(row)
+		list.Items[i] = *s.object(row)
 	}
 	token, remaining := "", (*int64)(nil)
 	if more {

@@ -29,6 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
 const system = "holdfast"
@@ -45,11 +46,16 @@ type fixture struct {
 }
 
 func newFixture(t testing.TB, notify ...func(catalog.Changes)) *fixture {
+	return newFixtureWith(t, nil, notify...)
+}
+
+// newFixtureWith has the records of snapshots too.
+func newFixtureWith(t testing.TB, taken *snapshots.Records, notify ...func(catalog.Changes)) *fixture {
 	notify = append(notify, nil)
 	f := &fixture{TB: t, catalog: catalog.New(system, notify[0])}
 	f.catalog.SetIdentity(identity.Identity{UID: "cluster", Keys: []string{"key"}})
 	f.catalog.SetNamespaces(map[string]types.UID{})
-	f.storage = volumebackup.NewStorage(f.catalog, volumebackup.Options{Loading: "all", Clock: clock.RealClock{}, OnRead: func(context.Context) { f.read++ }})
+	f.storage = volumebackup.NewStorage(f.catalog, volumebackup.Options{Loading: "all", Clock: clock.RealClock{}, OnRead: func(context.Context) { f.read++ }, Snapshots: taken})
 	served, err := volumebackup.Resource.ListOnly(f.storage)
 	if err != nil {
 		t.Fatal(err)
@@ -499,4 +505,86 @@ func TestAllocationsOfAPage(t *testing.T) {
 	if whole > 50*page || none > 100 {
 		t.Errorf("a page of %d takes %.0f allocations, one of nothing %.0f", page, whole, none)
 	}
+}
+
+// TestLocalSnapshots: a volume backup says whether the cluster has a record of its snapshot, and that one is
+// missing only if that is known, is of its own backup, and the backup has no other copy.
+func TestLocalSnapshots(t *testing.T) {
+	const stored, missing = v1alpha1.LocalSnapshotStored, v1alpha1.LocalSnapshotMissing
+	taken := snapshots.NewRecords(nil)
+	f := newFixtureWith(t, taken).ready()
+	const inStorage, moved, failed = catalog.MethodInStorage, catalog.MethodMoved, v1alpha1.VolumeBackupFailed
+	put := func(location, storeName, key string) {
+		backup := &v1alpha1.Backup{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: storeName, UID: "uid-of-nightly"},
+			Spec:       v1alpha1.BackupSpec{StorageLocation: location},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, Origin: &v1alpha1.BackupOrigin{ClusterUID: "cluster", PublicKey: key, Namespace: system, Name: storeName}},
+		}
+		content := catalog.Content{Backup: backup}
+		for _, v := range []catalog.Volume{
+			{ClaimName: "kept", Method: inStorage}, {ClaimName: "lost", Method: inStorage}, {ClaimName: "failed", Method: inStorage, State: failed},
+			{ClaimName: "local", Method: moved, SnapshotID: "s"}, {ClaimName: "moved", Method: moved, SnapshotID: "s"}, {ClaimName: "damaged", Method: moved, SnapshotID: "s", State: v1alpha1.VolumeBackupDamaged},
+			{ClaimName: "files", Method: format.UploaderKopia, SnapshotID: "s"}, {PodName: "db-0", PodVolume: "scratch", Method: format.UploaderKopia},
+		} {
+			v.Namespace = "shop"
+			if v.State == "" {
+				v.State = v1alpha1.VolumeBackupCompleted
+			}
+			content.Volumes = append(content.Volumes, v)
+		}
+		f.catalog.Put(location, storeName, content, t0)
+	}
+	put("default", "nightly", "key")
+	put("copied", "nightly", "key")
+	put("default", "forged", "another key")
+	record := func(claim, label string) any {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: claim, Finalizers: []string{snapshots.Finalizer}, Labels: map[string]string{
+			snapshots.LabelCluster: "cluster", snapshots.LabelBackup: "uid-of-nightly", snapshots.LabelVolume: snapshots.VolumeLabel("shop", claim), label: "1",
+		}}}
+	}
+	const none = "none"
+	var contents []any
+	for _, claim := range []string{"kept", "failed"} {
+		contents = append(contents, record(claim, none))
+	}
+	for _, claim := range []string{"local", "damaged", "files"} {
+		contents = append(contents, record(claim, snapshots.LabelKeepLocal))
+	}
+	expect := func(when string, want map[string]string) {
+		t.Helper()
+		list := f.mustList("", internalversion.ListOptions{})
+		for _, item := range list.Items {
+			wanted := want[item.Spec.VolumeName]
+			if strings.HasPrefix(item.Name, "forged:") {
+				wanted = ""
+			}
+			got, err := f.served.Get(genericapirequest.WithNamespace(t.Context(), item.Namespace), item.Name, &metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := got.(*v1alpha1.VolumeBackup).Status.LocalSnapshot; got != wanted || item.Status.LocalSnapshot != wanted {
+				t.Errorf("%s: %s is %q, and in a list %q, want %q", when, item.Name, got, item.Status.LocalSnapshot, wanted)
+			}
+		}
+		if len(list.Items) != 24 {
+			t.Errorf("%s: there are %d volume backups", when, len(list.Items))
+		}
+	}
+	expect("before the records are known", nil)
+	if err := taken.Replace(contents, ""); err != nil {
+		t.Fatal(err)
+	}
+	version := f.storage.Version()
+	want := map[string]string{"kept": stored, "lost": missing, "local": stored, "damaged": stored}
+	expect("known", want)
+	if err := taken.Delete(contents[0]); err != nil {
+		t.Fatal(err)
+	}
+	want["kept"] = missing
+	expect("the record is deleted", want)
+	if now := f.storage.Version(); now != version {
+		t.Errorf("the version is %d, and was %d", now, version)
+	}
+	f.catalog.SetIdentity(identity.Identity{UID: "another", Keys: []string{"key"}})
+	expect("the cluster is another one", nil)
 }

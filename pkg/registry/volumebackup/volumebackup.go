@@ -39,6 +39,8 @@ var Resource = virtual.Resource[backup]{
 		virtual.Text("Volume", "The volume.", func(b backup) string { return b.Spec.VolumeName }),
 		virtual.Text("Backup", "The backup that holds it.", holder),
 		virtual.Text("Status", "Completed, Failed, InProgress, Unreadable or Damaged.", phase),
+		virtual.Text("Method", "How its data was stored.", method),
+		virtual.Text("Local", "Whether its snapshot is in the volume's storage too: Stored or Missing.", func(b backup) string { return b.Status.LocalSnapshot }),
 		virtual.Text("Size", "Size of the volume's files.", func(b backup) string { return virtual.Bytes(b.Status.SizeBytes) }),
 		virtual.Text("New", "Bytes that were new since the backup before.", func(b backup) string { return virtual.Bytes(b.Status.IncrementalBytes) }),
 		virtual.Timed("Age", "Time since the upload ended.", func(b backup, now time.Time) string {
@@ -47,7 +49,6 @@ var Resource = virtual.Resource[backup]{
 		virtual.Wide(virtual.Text("Pod", "The pod through which the volume was read.", podName)),
 		virtual.Wide(virtual.Text("Node", "The node that read it.", node)),
 		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
-		virtual.Wide(virtual.Text("Method", "How its data was stored.", method)),
 		virtual.Wide(virtual.Text("Snapshot", "Kopia's id of the snapshot.", func(b backup) string { return b.Status.SnapshotID })),
 	},
 }

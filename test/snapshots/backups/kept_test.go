@@ -6,6 +6,7 @@ package backups
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
@@ -75,6 +76,26 @@ func restoreTo(t testing.TB, namespace string, spec v1alpha1.RestoreSpec, phase 
 	return restore
 }
 
+// expectLocal waits until the volume backups of a namespace say so of their snapshots, by the uids of their
+// backups.
+func expectLocal(t testing.TB, namespace string, want map[types.UID]string) {
+	t.Helper()
+	labtest.Eventually(t, fmt.Sprintf("the local snapshots to be %v", want), func() error {
+		stored, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		got := map[types.UID]string{}
+		for i := range stored.Items {
+			got[stored.Items[i].Spec.BackupUID] = stored.Items[i].Status.LocalSnapshot
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("they are %v", got)
+		}
+		return nil
+	})
+}
+
 // TestKept: a snapshot that is not moved stays in the storage until its backup is deleted, also if its
 // namespace is deleted. A restore makes a claim from it, with the data of the cut.
 func TestKept(t *testing.T) {
@@ -90,8 +111,9 @@ func TestKept(t *testing.T) {
 	}
 	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte("second"), 0o640))
 	lab.Create(t, home, second, spec)
-	lab.AwaitPhase(t, home, second, v1alpha1.BackupPhaseCompleted)
+	later := lab.AwaitPhase(t, home, second, v1alpha1.BackupPhaseCompleted)
 	expectStored(t, 2)
+	expectLocal(t, namespace, map[types.UID]string{backup.UID: v1alpha1.LocalSnapshotStored, later.UID: v1alpha1.LocalSnapshotStored})
 	labtest.Eventually(t, "the volume to be listed", func() error {
 		stored, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(backup.UID)})
 		if err != nil || len(stored.Items) != 1 {
@@ -137,11 +159,13 @@ func TestKeepLocal(t *testing.T) {
 	}, metav1.CreateOptions{})
 	must(t, err)
 	folder := claim(t, namespace, "data", "")
+	uids := map[string]types.UID{}
 	backup := func(name string) {
 		t.Helper()
 		must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(name), 0o640))
 		lab.Create(t, namespace, name, v1alpha1.BackupSpec{ResourcePolicy: &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "policies"}})
-		if ended := lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted); ended.Status.Volumes == nil || ended.Status.Volumes.Completed != 1 || ended.Status.Volumes.InStorage != 0 {
+		ended := lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted)
+		if uids[name] = ended.UID; ended.Status.Volumes == nil || ended.Status.Volumes.Completed != 1 || ended.Status.Volumes.InStorage != 0 {
 			t.Errorf("the backup has %+v", ended.Status.Volumes)
 		}
 		expectFile(t, namespace, name, "data", name)
@@ -151,6 +175,7 @@ func TestKeepLocal(t *testing.T) {
 		expectStored(t, min(i+1, 2))
 	}
 	expectFile(t, namespace, "first", "data", "first")
+	expectLocal(t, namespace, map[types.UID]string{uids["first"]: "", uids["second"]: v1alpha1.LocalSnapshotStored, uids["third"]: v1alpha1.LocalSnapshotStored})
 
 	lab.Kubectl(t, "delete", "pvc", "data", "-n", namespace)
 	restoreOf(t, namespace, "second", nil, v1alpha1.RestorePhaseCompleted)
@@ -173,7 +198,8 @@ func TestKeepLocal(t *testing.T) {
 	expectNothingLeft(t)
 }
 
-// TestKeptIsMissing: a restore says that the cluster has no snapshot any more, and makes no empty claim.
+// TestKeptIsMissing: a restore says that the cluster has no snapshot any more, and makes no empty claim. The
+// volume backup says so too.
 func TestKeptIsMissing(t *testing.T) {
 	namespace, other := lab.Namespace(t, "missing"), lab.Namespace(t, "missing-other")
 	claim(t, namespace, "data", "x")
@@ -184,11 +210,23 @@ func TestKeptIsMissing(t *testing.T) {
 	lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseCompleted)
 	expectStored(t, 1)
 	client := snapshots.New(objects, string(clusterUID(t)), labtest.System)
+	expectLocal(t, namespace, map[types.UID]string{backup.UID: v1alpha1.LocalSnapshotStored})
 	must(t, client.Discard(t.Context(), backup.UID, func(string, string) bool { return true }))
 	restoreOf(t, home, name, map[string]string{namespace: other}, v1alpha1.RestorePhasePartiallyFailed)
 	if _, err := lab.Kube.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), "data", metav1.GetOptions{}); err == nil {
 		t.Error("there is an empty claim")
 	}
+	labtest.Eventually(t, "the record to be deleted", func() error {
+		contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{LabelSelector: snapshots.LabelBackup + "=" + string(backup.UID)})
+		must(t, err)
+		for _, content := range contents.Items {
+			if waits, err := client.Forget(t.Context(), content.GetName(), content.GetUID()); err != nil || waits != "" {
+				return errors.Join(err, errors.New(waits))
+			}
+		}
+		return nil
+	})
+	expectLocal(t, namespace, map[types.UID]string{backup.UID: v1alpha1.LocalSnapshotMissing})
 	_, err := plugin(t, "backup", "delete", name, "-n", home, "--yes")
 	must(t, err)
 	expectStored(t, 0)

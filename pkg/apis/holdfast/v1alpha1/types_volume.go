@@ -180,10 +180,16 @@ type VolumeBackupStatus struct {
 	// +optional
 	Phase string `json:"phase,omitempty"`
 	// How its data was stored: kopia, from the volume's files; csi-snapshot-moved, from a
-	// snapshot's files; restic, by an old Velero; longhorn; csi-snapshot or native-snapshot, by
-	// Velero in the storage.
+	// snapshot's files; csi-snapshot, as a snapshot in the volume's storage; restic, by an old
+	// Velero; longhorn; native-snapshot, by Velero in the storage.
 	// +optional
 	Method string `json:"method,omitempty"`
+	// Whether this cluster has a record of the volume's snapshot in its storage, a
+	// VolumeSnapshotContent. It is Stored, Missing if the backup has no other copy, or empty:
+	// unknown, of another cluster, or without a snapshot. A change does not change the
+	// resourceVersion.
+	// +optional
+	LocalSnapshot string `json:"localSnapshot,omitempty"`
 	// Its place: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a Longhorn store,
 	// store://LOCATION/?backup=NAME&volume=NAME.
 	// +optional
@@ -233,6 +239,12 @@ const (
 	VolumeBackupUnreadable = "Unreadable"
 	// VolumeBackupDamaged has lost data in its store.
 	VolumeBackupDamaged = "Damaged"
+)
+
+// Whether the cluster has the record of a snapshot.
+const (
+	LocalSnapshotStored  = "Stored"
+	LocalSnapshotMissing = "Missing"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
