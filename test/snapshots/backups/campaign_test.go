@@ -515,7 +515,7 @@ func (h *harm) count(of string) {
 
 // controlPlane kills and pauses the API server and the controllers until ctx ends.
 func (h *harm) controlPlane(ctx context.Context, random *rand.Rand) error {
-	for sleep(ctx, between(random, 0, 6*time.Second)) {
+	for sleep(ctx, between(random, time.Second, 15*time.Second)) {
 		process := controlPlane[random.IntN(len(controlPlane))]
 		if random.IntN(4) > 0 || !lab.Running(process) {
 			if err := h.kill(ctx, process); err != nil {
