@@ -44,6 +44,7 @@ const (
 	atOnceCut      = 8                // of a driver: storages limit the rate
 	longestCut     = 10 * time.Minute
 	whyInterval    = 5 * time.Second  // of questions why a pod does not run
+	provisionTime  = 10 * time.Minute // after which a claim without a volume may be deleted
 	remakeAfter    = 30 * time.Second // the least age of a failed pod that is made anew
 	taintsInterval = time.Minute
 	moverVolume    = "data"
@@ -470,10 +471,20 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 			return false, err
 		}
 	}
+	if err == nil && provisions(claim) {
+		return false, nil
+	}
 	if err := leave(claim, err, func(options metav1.DeleteOptions) error { return claims.Delete(ctx, name, options) }); err != nil || !gone {
 		return false, err // the volume may depend on the snapshot until then
 	}
 	return m.withdraw(ctx, m.namespace, name, LabelMoverCluster)
+}
+
+// provisions reports whether a provisioner may be making the volume of a claim. If the claim were deleted then, and
+// the provisioner killed, the storage would have a volume without any object.
+func provisions(claim *corev1.PersistentVolumeClaim) bool {
+	begun := claim.Annotations["volume.kubernetes.io/storage-provisioner"] != "" // set by kube-controller-manager
+	return begun && claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil && time.Since(claim.CreationTimestamp.Time) < provisionTime
 }
 
 // Exposed returns the backups of all exposures, by name.

@@ -291,6 +291,57 @@ func TestExposures(t *testing.T) {
 	}
 }
 
+// TestNoVolumeIsLeft: a claim whose volume is being made is deleted when it has it, so that the volume is deleted with
+// it. A claim that gets none is deleted in the end.
+func TestNoVolumeIsLeft(t *testing.T) {
+	for name, test := range map[string]struct {
+		provisioner string
+		bound       bool // after a minute
+		least, most time.Duration
+	}{
+		"it was not begun": {"", false, 0, time.Second},
+		"it is made":       {"d", true, time.Minute, time.Minute + 2*time.Second},
+		"it is never made": {"d", false, provisionTime, provisionTime + 2*time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v, begun := volume(), time.Now()
+				claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+					Namespace: "holdfast-snapshots", Name: v.name(), CreationTimestamp: metav1.Now(),
+					Labels:      map[string]string{LabelMoverCluster: ours},
+					Annotations: map[string]string{"volume.kubernetes.io/storage-provisioner": test.provisioner},
+				}}
+				kube := kubefake.NewClientset(claim, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}, Spec: corev1.PersistentVolumeSpec{
+					PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, ClaimRef: &corev1.ObjectReference{Namespace: claim.Namespace, Name: claim.Name},
+				}})
+				m := newSidecars(t).mover(kube)
+				claims := kube.CoreV1().PersistentVolumeClaims(claim.Namespace)
+				if test.bound {
+					time.AfterFunc(time.Minute, func() {
+						claim.Spec.VolumeName = "pv"
+						if _, err := claims.Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				for {
+					gone, err := m.Hide(t.Context(), v)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if gone {
+						break
+					}
+					time.Sleep(time.Second)
+				}
+				if lasted := time.Since(begun); lasted < test.least || lasted > test.most+time.Second {
+					t.Errorf("it was deleted after %s, want %s", lasted, test.least)
+				}
+			})
+		})
+	}
+}
+
 // TestEarlierAttemptsAreHidden: each attempt with hooks has names of its own.
 func TestEarlierAttemptsAreHidden(t *testing.T) {
 	v, kube := volume(), kubefake.NewClientset()
