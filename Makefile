@@ -164,7 +164,7 @@ SOAK_DURATION ?= 20m
 SOAK_KILLS    ?= 300
 
 .PHONY: soak
-soak: programs ## Run random campaigns for long: two clusters and one store, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
+soak: programs ## Run random campaigns for long: two clusters and one store, snapshots of volumes, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
 	@hack/soak.sh $(SOAK_DURATION) $(SOAK_KILLS)
 
 .PHONY: e2e-snapshots

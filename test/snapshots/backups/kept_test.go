@@ -140,8 +140,12 @@ func TestKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectStored(t, 1)
-	lab.Kubectl(t, "delete", "pvc", "data", "-n", namespace)
+	lab.Kubectl(t, "delete", "namespace", namespace, "--timeout=60s")
+	expectStored(t, 1)
 	restoreOf(t, home, second, nil, v1alpha1.RestorePhaseCompleted)
+	if got := dataOf(t, namespace, "data"); got != "second" {
+		t.Errorf("restored is %q", got)
+	}
 	if _, err := plugin(t, "backup", "delete", second, "-n", home, "--yes"); err != nil {
 		t.Fatal(err)
 	}
