@@ -43,9 +43,12 @@ if command -v "$(go env CC)" >/dev/null; then
   for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter' 'compress/flate' 'hash/crc32' 'github.com/klauspost/compress/...' ./pkg/datapath/buzhash; do
     plain+=("-gcflags=${package}=-race=false")
   done
-  CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m -skip PeakMemory ./cmd/... ./pkg/... ./test/architecture/...
-  echo "test: the maintenance of repositories, the memory of an agent, and large backups, without it"
-  go test -run 'Maintenance|PeakMemory|TestLarge' ./pkg/repository ./pkg/datapath ./pkg/restore/source
+  # Tests that measure memory, or go through all interleavings in one goroutine, run without it.
+  alone='TestPeakMemory|TestWhatOthersWriteIsBounded|TestManyChangesTakeNoMemory|TestTwoWriters|TestKilledAtEachStep|TestRotate'
+  CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m -skip "^(${alone})$" ./cmd/... ./pkg/... ./test/architecture/...
+  echo "test: the maintenance of repositories, memory, large backups, and interleavings, without it"
+  mapfile -t packages < <(grep -rlE "^func (${alone})\(" --include='*_test.go' cmd pkg | xargs -n1 dirname | sort -u | sed 's|^|./|')
+  go test -run "Maintenance|TestLarge|^(${alone})$" ./pkg/repository ./pkg/datapath ./pkg/restore/source "${packages[@]}"
 else
   echo "test: unit, property and conformance tests, without the race detector: it needs a C compiler, and there is none"
   go test ./cmd/... ./pkg/... ./test/architecture/...
