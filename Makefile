@@ -167,13 +167,9 @@ SOAK_KILLS    ?= 300
 soak: programs ## Run random campaigns for long: two clusters and one store, snapshots of volumes, kills, pauses, a bad network. SOAK_DURATION=20m SOAK_KILLS=300
 	@hack/soak.sh $(SOAK_DURATION) $(SOAK_KILLS)
 
-.PHONY: e2e-snapshots
-e2e-snapshots: programs ## Run the end-to-end test of snapshots and block devices on two real nodes. Needs root.
-	@SNAPSHOTS=true hack/e2e.sh -test.run=TestSnapshots
-
 .PHONY: e2e
 e2e: programs ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
-	@hack/e2e.sh '-test.skip=TestUpgrade|TestSnapshots'
+	@SNAPSHOTS=true hack/e2e.sh -test.skip=TestUpgrade
 	@INSTALL=kustomize AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
 
 # The commit that was released last: the oldest version from which an upgrade is promised.
