@@ -113,6 +113,19 @@ func TestGitOps(t *testing.T) {
 			must("serverside-applied", same, serverSide("argocd")...)
 			must("", same, clientSide...)
 			must("", same, clientSide...)
+			labtest.Eventually(t, "it to end: a diff reads it twice", func() error {
+				switch object := get().(type) {
+				case *v1alpha1.Backup:
+					if !object.Status.Phase.Ended() {
+						return fmt.Errorf("it is %s", object.Status.Phase)
+					}
+				case *v1alpha1.Restore:
+					if !object.Status.Phase.Ended() {
+						return fmt.Errorf("it is %s", object.Status.Phase)
+					}
+				}
+				return nil
+			})
 			if said, err := try(same, diff...); err != nil {
 				t.Errorf("diff of the same says %d: %s", exitCode(err), said)
 			}
