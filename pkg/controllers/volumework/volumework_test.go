@@ -351,6 +351,9 @@ func TestOrderAfterARestart(t *testing.T) {
 		if name == "a4" || name == "a3" { // of one second: the name decides, not the uid
 			record.CreationTimestamp = metav1.Unix(100, 0)
 		}
+		if name == "b1" || name == "a3" { // of a snapshot: it takes a slot of the node as any other
+			record.Spec.PersistentVolume, record.Spec.Holder = "pv-of-snapshot", types.UID("uid-of-holder-"+name)
+		}
 		if name == "a1" { // in the middle of it
 			record.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 1, Agent: "another"}
 		}
