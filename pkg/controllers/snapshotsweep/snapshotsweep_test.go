@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -286,9 +287,16 @@ func TestMassLoss(t *testing.T) {
 	default:
 		t.Error("there is no event")
 	}
-	expectCount(t, snapshots.StateDoubt, 11)
-	for _, state := range []snapshots.State{snapshots.StateKept, snapshots.StateLeaving, snapshots.StateStuck} {
-		expectCount(t, state, 0)
+	want := `
+# HELP holdfast_snapshots [ALPHA] Snapshots of volumes that the cluster has for backups, by state: kept, leaving, stuck, since it or a volume made from it has been leaving for more than an hour, or doubt, since the store of its backup was not read or lacks too many.
+# TYPE holdfast_snapshots gauge
+holdfast_snapshots{state="doubt"} 11
+holdfast_snapshots{state="kept"} 0
+holdfast_snapshots{state="leaving"} 0
+holdfast_snapshots{state="stuck"} 0
+`
+	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "holdfast_snapshots"); err != nil {
+		t.Error(err)
 	}
 }
 
