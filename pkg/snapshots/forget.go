@@ -26,13 +26,18 @@ const (
 // for after some seconds; it is empty if the content is deleted. Forget may be repeated at any time, even while
 // the driver cuts. See docs/design/snapshots.md#forgetting.
 func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (waitsFor string, err error) {
+	return c.forget(ctx, content, uid, func(*VolumeSnapshotContent) bool { return true })
+}
+
+// forget is Forget, as long as the content is still to be forgotten by its newest version.
+func (c *Client) forget(ctx context.Context, content string, uid types.UID, still func(*VolumeSnapshotContent) bool) (waitsFor string, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	f := &forgetting{Client: c}
 	pause := time.Duration(0)
 	for {
 		found, err := get[VolumeSnapshotContent](limited, c.objects.Resource(Contents), content)
-		if err == nil && (found == nil || found.UID != uid) {
+		if err == nil && (found == nil || found.UID != uid || !still(found)) {
 			return "", nil
 		}
 		if err == nil {

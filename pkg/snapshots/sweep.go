@@ -317,7 +317,10 @@ func (c *Client) Sweep(ctx context.Context, d Decision) (waiting map[string]stri
 	}
 	for _, content := range d.Forget {
 		do(func() error {
-			waits, err := c.Forget(ctx, content.Name, content.UID)
+			// A content without labels may have become the record of a backup that has been stored since the look.
+			waits, err := c.forget(ctx, content.Name, content.UID, func(now *VolumeSnapshotContent) bool {
+				return now.Labels[LabelBackup] == content.Labels[LabelBackup]
+			})
 			if waits != "" {
 				mu.Lock()
 				defer mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -277,4 +278,30 @@ func TestSweep(t *testing.T) {
 			t.Errorf("it waits for %q", waiting)
 		}
 	})
+}
+
+// TestSweepOfAnOldLook: a content that was looked at before its labels, and has become the record of a backup that is
+// stored by now, stays. One that still has no labels leaves.
+func TestSweepOfAnOldLook(t *testing.T) {
+	for _, labelled := range []bool{true, false} {
+		t.Run(fmt.Sprint("labelled since: ", labelled), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSidecars(t)
+				if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+					t.Fatal(err)
+				}
+				old := s.content()
+				if old.Labels = nil; !labelled {
+					s.change(s.object(Contents, "", old.Name), func(object map[string]any) { unstructured.RemoveNestedField(object, "metadata", "labels") })
+				}
+				_, err := s.client().Sweep(t.Context(), Decision{Forget: []*VolumeSnapshotContent{&old}})
+				if err != nil || (len(s.stored) == 1) != labelled {
+					t.Fatalf("%d snapshots are stored, %v", len(s.stored), err)
+				}
+				if labelled && (s.content().Spec.Policy != Retain || s.content().DeletionTimestamp != nil) {
+					t.Errorf("the content is %+v", s.content())
+				}
+			})
+		})
+	}
 }
