@@ -36,7 +36,7 @@ const (
 	tryTimeout = 10 * time.Second
 	// lookInterval bounds work after the machine has slept.
 	lookInterval   = 250 * time.Millisecond
-	statusInterval = 10 * time.Second
+	statusInterval = 10 * time.Second // the least between writes of a status
 )
 
 // ErrLost means that another process may work now.
@@ -46,8 +46,8 @@ type lease struct {
 	client             coordinationclient.LeaseInterface
 	name, identity     string
 	labels             map[string]string
-	duration           time.Duration
-	interval, deadline time.Duration
+	duration           time.Duration // for which others respect an unchanged Lease
+	interval, deadline time.Duration // between renewals; of work without one
 	// remade recreates a deleted Lease.
 	remade bool
 	// stays keeps the Lease, without holder.

@@ -9025,7 +9025,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"paused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether no backup is due for now. Backups due meanwhile are not made later.",
+							Description: "Whether the schedule makes no backups. Backups due meanwhile are not made later.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -39,7 +39,7 @@ import (
 
 var duration = flag.Duration("campaign.duration", 30*time.Second, "how long processes are killed and the storage fails, at least")
 
-// What a backup of the campaign does with its snapshots.
+// The kinds of the campaign's backups, by the place of their data.
 const (
 	moved     = "moved"
 	kept      = "kept"

@@ -57,7 +57,7 @@ type ScheduleSpec struct {
 	// The schedule's backups.
 	// +optional
 	Template ScheduleTemplate `json:"template,omitempty"`
-	// Whether no backup is due for now. Backups due meanwhile are not made later.
+	// Whether the schedule makes no backups. Backups due meanwhile are not made later.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 	// Has no effect: no backup is made before one is due.

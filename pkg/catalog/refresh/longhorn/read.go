@@ -185,8 +185,8 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. If nothing was readable, the store has failed; else failed backups are
-// unreadable for now.
+// judge makes the rows. If nothing was readable, the store has failed. Else failed backups are unreadable, until
+// a later read.
 func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
