@@ -137,6 +137,7 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 		return nil, err
 	}
 	volumes.cutUnused(ctx)
+	volumes.warnOfGroups()
 	volumes.podsDone()
 	volumes.warnOfNoSnapshot()
 	if err := c.readAlong(ctx); err != nil {

@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,6 +193,32 @@ func (p *podVolumes) cutUnused(ctx context.Context) {
 			p.mu.Lock()
 			p.submitted = append(p.submitted, to)
 			p.mu.Unlock()
+		}
+	}
+}
+
+// velerosGroupLabel is the label whose equal values make a group of claims in Velero. Another key in the spec is
+// warned of when the backup is created.
+const velerosGroupLabel = "velero.io/volume-group"
+
+// warnOfGroups warns of claims that Velero would cut at one instant: here the cuts follow each other.
+// Hooks of the one pod that uses the whole group are enough.
+func (p *podVolumes) warnOfGroups() {
+	type group struct{ namespace, driver, value string }
+	groups := map[group][]*format.Volume{}
+	for _, volume := range p.submitted {
+		if value := volume.ClaimLabels[velerosGroupLabel]; volume.Snapshot != nil && value != "" {
+			of := group{volume.Pod.Namespace, volume.Snapshot.Driver, value}
+			groups[of] = append(groups[of], volume)
+		}
+	}
+	for of, volumes := range groups {
+		if !slices.ContainsFunc(volumes, func(volume *format.Volume) bool { return !volume.Hooked || volume.Pod != volumes[0].Pod }) {
+			continue
+		}
+		slices.SortFunc(volumes, func(a, b *format.Volume) int { return cmp.Compare(a.ClaimName, b.ClaimName) })
+		for _, volume := range volumes[1:] {
+			p.findings.warn(subject{claimsResource, of.namespace, volume.ClaimName}, fmt.Sprintf("its snapshot is not from the same instant as the one of the claim %s, as their equal label %s=%s wants: groups of snapshots are not made, so freeze what writes to both by a hook of one pod", volumes[0].ClaimName, velerosGroupLabel, of.value))
 		}
 	}
 }

@@ -40,8 +40,12 @@ func (f *fixture) withSnapshots(classes ...snapshots.VolumeSnapshotClass) *fixtu
 
 // csiClaim adds a claim with a volume of a driver, and perhaps annotations.
 func (f *fixture) csiClaim(name, driver, mode string, annotations ...string) {
+	f.csiClaimWith(name, driver, mode, `"annotations":{`+strings.Join(annotations, ",")+`}`)
+}
+
+func (f *fixture) csiClaimWith(name, driver, mode, metadata string) {
 	f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%s"},"spec":{"csi":{"driver":%q,"volumeHandle":"h-%[1]s"},"storageClassName":"slow","capacity":{"storage":"5Gi"},"claimRef":{"namespace":"shop","name":%[1]q,"uid":"uid-%[1]s"}}}`, name, driver))
-	f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%[1]s","annotations":{%[3]s}},"spec":{"volumeName":"pv-%[1]s","volumeMode":%[2]q},"status":{"phase":"Bound"}}`, name, mode, strings.Join(annotations, ",")))
+	f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%[1]s",%[3]s},"spec":{"volumeName":"pv-%[1]s","volumeMode":%[2]q},"status":{"phase":"Bound"}}`, name, mode, metadata))
 }
 
 func claimIn(volume, claim string) string {
@@ -127,6 +131,48 @@ func TestWhichClaimsAreCut(t *testing.T) {
 			}
 			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != test.errors || outcome.Status.Warnings != test.warnings || !strings.Contains(log, test.words) {
 				t.Errorf("%d errors and %d warnings, want %d and %d with %q:\n%s", outcome.Status.Errors, outcome.Status.Warnings, test.errors, test.warnings, test.words, log)
+			}
+		})
+	}
+}
+
+// TestGroupsOfSnapshots: claims with an equal group label are cut one after another, and the user is told, unless
+// hooks of one pod freeze all of them.
+func TestGroupsOfSnapshots(t *testing.T) {
+	const hook = `"pre.hook.backup.velero.io/command":"/freeze"`
+	for name, test := range map[string]struct {
+		label  string
+		values [2]string
+		pods   []string // for each claim, or one for both
+		hook   string
+		want   int32
+	}{
+		"no label":            {label: "app", values: [2]string{"db", "db"}, pods: []string{"web"}},
+		"another value":       {label: velerosGroupLabel, values: [2]string{"db", "else"}, pods: []string{"web"}},
+		"no pod":              {label: velerosGroupLabel, values: [2]string{"db", "db"}, want: 1},
+		"a pod without hooks": {label: velerosGroupLabel, values: [2]string{"db", "db"}, pods: []string{"web"}, want: 1},
+		"a pod with hooks":    {label: velerosGroupLabel, values: [2]string{"db", "db"}, pods: []string{"web"}, hook: hook},
+		"two pods with hooks": {label: velerosGroupLabel, values: [2]string{"db", "db"}, pods: []string{"web", "worker"}, hook: hook, want: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)})
+			f.withSnapshots(snapshotClass("fast", "d", false))
+			f.add("namespaces", namespace("shop", ""))
+			for i, name := range []string{"data", "log"} {
+				f.csiClaimWith(name, "d", "Filesystem", fmt.Sprintf(`"labels":{%q:%q}`, test.label, test.values[i]))
+			}
+			volumes := []string{claimIn("d", "data"), claimIn("l", "log")}
+			switch len(test.pods) {
+			case 1:
+				f.add("pods", podWith(test.pods[0], test.hook, volumes...))
+			case 2:
+				f.add("pods", podWith(test.pods[0], test.hook, volumes[0]))
+				f.add("pods", podWith(test.pods[1], test.hook, volumes[1]))
+			}
+			outcome := f.run(t)
+			log := f.text(t, format.LogKey("b"))
+			if told := strings.Contains(log, "not from the same instant as the one of the claim data"); outcome.Status.Warnings != test.want || told != (test.want > 0) {
+				t.Errorf("%d warnings, want %d:\n%s", outcome.Status.Warnings, test.want, log)
 			}
 		})
 	}
