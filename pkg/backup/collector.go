@@ -140,6 +140,7 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	volumes.warnOfGroups()
 	volumes.podsDone()
 	volumes.warnOfNoSnapshot()
+	volumes.warnOfNoData()
 	if err := c.readAlong(ctx); err != nil {
 		return nil, err
 	}

@@ -270,7 +270,7 @@ func TestWhichHooksRun(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := hookedFixture(t, test.hooks, hookedPod("p", "n1", test.labels, test.annotations))
-			f.request.Backup.Spec.DefaultVolumesToFsBackup = new(false)
+			f.request.Backup.Spec.DefaultVolumesToFsBackup, f.request.Backup.Spec.SnapshotVolumes = new(false), new(false)
 			f.run(t)
 			var ran []string
 			for _, event := range f.hooks.events {

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -121,6 +122,9 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	for _, s := range skipped {
 		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}]
 		s.asked = s.asked && (of == nil || !of.snapshotFailed)
+		if of != nil && of.action == snapshotAction && of.unusable != "" {
+			s.reason, s.asked = of.unusable, s.asked && !of.known
+		}
 		p.skip(about, s)
 		if s.claim != "" {
 			of.skipped, of.missed, of.excluded = s.reason, of.missed || s.asked, of.excluded || s.excluded
@@ -336,6 +340,32 @@ func (p *podVolumes) podsDone() {
 		p.findings.warn(subject{claimsResource, namespace, names[0]}, "the data of the claim"+others+
 			" is not backed up: the backup includes no pods, and files are read through one. Include pods, or set defaultVolumesToFsBackup to false if no data is wanted")
 	}
+}
+
+// warnOfNoData warns of a backup without any data that does not say so itself. Velero fills in
+// defaultVolumesToFsBackup: false, and then makes snapshots unless the spec forbids them.
+func (p *podVolumes) warnOfNoData() {
+	if ptr.Deref(p.spec.DefaultVolumesToFsBackup, true) || p.spec.SnapshotVolumes != nil || p.spec.ResourcePolicy != nil || len(p.submitted) > 0 || !p.wanted.Included(podsResource, true) {
+		return
+	}
+	var without []types.NamespacedName
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		if _, labelled := p.ofLabelled[key]; of.volume == "" || of.missed || of.excluded || labelled && !of.mounted {
+			continue
+		}
+		of.missed = true
+		without = append(without, key)
+	}
+	if len(without) == 0 {
+		return
+	}
+	others := ""
+	if len(without) > 1 {
+		others = ", and of " + format.Counted(int32(len(without)-1), "other claim") + ","
+	}
+	p.findings.warn(subject{claimsResource, without[0].Namespace, without[0].Name}, "the data of the claim"+others+
+		" is not backed up: defaultVolumesToFsBackup is false, snapshotVolumes is not set, and no pod names a volume. Leave defaultVolumesToFsBackup out for the files of claims, set snapshotVolumes: true for snapshots, or false if no data is wanted")
 }
 
 const podLeaves = "the pod is being deleted"

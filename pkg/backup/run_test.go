@@ -118,6 +118,9 @@ func newFixture(t testing.TB, spec v1alpha1.BackupSpec) *fixture {
 	spec.StorageLocation = cmp.Or(spec.StorageLocation, "default")
 	if spec.DefaultVolumesToFsBackup == nil {
 		spec.DefaultVolumesToFsBackup = new(false) // TestWhatIsWantedByDefault is about the default
+		if spec.SnapshotVolumes == nil {
+			spec.SnapshotVolumes = new(false)
+		}
 	}
 	spec.TTL = v1alpha1.Duration{Duration: 720 * time.Hour}
 	f.request = Request{

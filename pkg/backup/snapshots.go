@@ -186,9 +186,6 @@ func (p *podVolumes) cutUnused(ctx context.Context) {
 		if of.snapshot == nil || of.taken || of.refused || of.unusable != "" || of.excluded && of.action == noAction {
 			continue
 		}
-		if _, labelled := p.ofLabelled[key]; labelled && !of.mounted && of.action == noAction {
-			continue
-		}
 		if to := p.handOverVolume(ctx, &heldPod{ref: enginev1alpha1.PodReference{Namespace: key.Namespace}}, heldVolume{claim: key.Name, cut: true}, false); to != nil {
 			p.mu.Lock()
 			p.submitted = append(p.submitted, to)

@@ -115,7 +115,7 @@ func TestWhichClaimsAreCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: test.wanted})
 			f.withSnapshots(test.classes...)
-			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.files
+			f.request.Backup.Spec.DefaultVolumesToFsBackup, f.request.Backup.Spec.SnapshotVolumes = test.files, test.wanted
 			if test.policy != nil {
 				f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
 				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) { return test.policy, nil })
@@ -175,6 +175,37 @@ func TestGroupsOfSnapshots(t *testing.T) {
 				t.Errorf("%d warnings, want %d:\n%s", outcome.Status.Warnings, test.want, log)
 			}
 		})
+	}
+}
+
+// TestSnapshotsOfALabelledPod: a pod that is labelled to be left out is not backed up. Its claim's data is, as in
+// Velero, since no pod is needed for a snapshot.
+func TestSnapshotsOfALabelledPod(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("data", "d", "Filesystem")
+	f.csiClaim("other", "e", "Filesystem")
+	f.add("pods", strings.Replace(podWith("p", "", claimIn("d", "data"), claimIn("o", "other")), `"metadata":{`, `"metadata":{"labels":{"velero.io/exclude-from-backup":"true"},`, 1))
+	outcome := f.run(t)
+	if diff := gocmp.Diff([]string{"data: class fast for "}, f.ways()); diff != "" || outcome.Status.Warnings != 0 {
+		t.Errorf("the ways (-want +got):\n%s\n%+v", diff, f.results(t))
+	}
+}
+
+// TestPoliciesThatWantImpossibleSnapshots: the words name the cause, and scratch space is no warning.
+func TestPoliciesThatWantImpossibleSnapshots(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}}).withSnapshots(snapshotClass("fast", "d", false))
+	f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+	f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
+		return map[string]string{"policies": "version: v1\nvolumePolicies:\n- conditions: {}\n  action: {type: snapshot}\n"}, nil
+	})
+	f.add("namespaces", namespace("shop", ""))
+	f.add("persistentvolumeclaims", `{"metadata":{"name":"new","namespace":"shop","uid":"u"},"spec":{},"status":{"phase":"Pending"}}`)
+	f.add("pods", podWith("p", "", "n"+claimIn("", "new"), "tmp"+emptyDir))
+	f.run(t)
+	want := []string{"pods shop/p: the data of volume n (claim new) is not backed up: the claim is not bound"}
+	if diff := gocmp.Diff(want, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
 }
 
@@ -339,7 +370,7 @@ func TestSnapshotsThatCantBeMade(t *testing.T) {
 func TestSnapshotsWithoutRights(t *testing.T) {
 	for _, wanted := range []*bool{nil, new(true)} {
 		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: wanted})
-		f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
+		f.request.Backup.Spec.DefaultVolumesToFsBackup, f.request.Backup.Spec.SnapshotVolumes = nil, wanted
 		f.deps.SnapshotClasses = func(context.Context) ([]snapshots.VolumeSnapshotClass, error) {
 			return nil, apierrors.NewForbidden(snapshots.Classes.GroupResource(), "", errors.New("no role"))
 		}

@@ -129,6 +129,9 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		}
 		byPod := action == noAction && named
 		reason, asked := action.whyNot()
+		if action == snapshotAction && claimOf(pod, &volume) == "" {
+			reason, asked = "a volume policy wants a snapshot of it, and it has no claim", false
+		}
 		switch {
 		case byPod && wish.excluded:
 			reason = "the pod's annotation " + wish.annotation + " excludes it"

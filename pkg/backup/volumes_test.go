@@ -294,7 +294,7 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 			want: []string{"pods shop/q: the data of volume i (claim idle) is not backed up: the pod is Succeeded, not Running"},
 		},
 		"nobody asked for files":     {},
-		"they are asked not to come": {byDefault: &no, pods: []string{podWith("p", "", "d"+claimData)}},
+		"they are asked not to come": {byDefault: &no, pods: []string{podWith("p", "", "d"+claimData)}, want: []string{noData}},
 		"no claims are asked for": {
 			byDefault: &yes, excluded: []string{"persistentvolumeclaims"},
 		},
@@ -315,6 +315,8 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 
 // TestWhatIsWantedByDefault: a backup that says nothing of volumes takes the data of claims,
 // and names and counts each bound claim whose data it does not hold.
+const noData = "persistentvolumeclaims shop/data: the data of the claim, and of 3 other claims, is not backed up: defaultVolumesToFsBackup is false, snapshotVolumes is not set, and no pod names a volume. Leave defaultVolumesToFsBackup out for the files of claims, set snapshotVolumes: true for snapshots, or false if no data is wanted"
+
 func TestWhatIsWantedByDefault(t *testing.T) {
 	const orphan = "the data of the claim is not backed up: no running pod of the backup uses the claim, and files are read through one"
 	const hostPath = "persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
@@ -368,14 +370,18 @@ func TestWhatIsWantedByDefault(t *testing.T) {
 			pods:    []string{podWith("p", "", "data"+claimData)},
 			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: the data of the claim, and of 3 other claims in its namespace, is not backed up: the backup includes no pods, and files are read through one. Include pods, or set defaultVolumesToFsBackup to false if no data is wanted"},
 		},
-		"claims alone, and no data": {spec: v1alpha1.BackupSpec{IncludedResources: []string{"persistentvolumeclaims"}, DefaultVolumesToFsBackup: new(false)}},
-		"nothing of volumes":        {spec: v1alpha1.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
-		"Velero's false":            {spec: v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"claims alone, and no data":   {spec: v1alpha1.BackupSpec{IncludedResources: []string{"persistentvolumeclaims"}, DefaultVolumesToFsBackup: new(false)}},
+		"nothing of volumes":          {spec: v1alpha1.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"Velero's false":              {spec: v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}, leftOut: 4, warnings: []string{noData}},
+		"neither files nor snapshots": {spec: v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false), SnapshotVolumes: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"Velero's false, and a pod that names a volume": {
+			spec: v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", `"backup.velero.io/backup-volumes":"data"`, "data"+claimData)}, want: []string{"p/data"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.spec.IncludedNamespaces = []string{"shop"}
 			f := newFixture(t, test.spec)
-			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.spec.DefaultVolumesToFsBackup
+			f.request.Backup.Spec.DefaultVolumesToFsBackup, f.request.Backup.Spec.SnapshotVolumes = test.spec.DefaultVolumesToFsBackup, test.spec.SnapshotVolumes
 			f.claims()
 			f.add("pods", test.pods...)
 			f.deps.BlockWorkers = 1
@@ -452,7 +458,7 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 		"a pod, when its claim has a policy":    {policy: "skip", pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}, skipped: "a volume policy skips it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods", "persistentvolumeclaims", "persistentvolumes"}, DefaultVolumesToFsBackup: &test.files})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods", "persistentvolumeclaims", "persistentvolumes"}, DefaultVolumesToFsBackup: &test.files, SnapshotVolumes: new(false)})
 			if test.label != "" {
 				f.request.Backup.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
 			}

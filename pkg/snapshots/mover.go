@@ -153,7 +153,7 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 			}
 		}
 		if !m.pause(ctx, &pause, m.lastPause) {
-			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s", v.Namespace, v.Claim, context.Cause(ctx), said)
+			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s: mend this, or have a volume policy name the action fs-backup, and back up again", v.Namespace, v.Claim, context.Cause(ctx), said)
 		}
 	}
 }

@@ -324,7 +324,7 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	case left > 0:
 		return min(left, v.c.AgentTimeout-absence), "", ""
 	case begun:
-		return 0, "Timeout", fmt.Sprintf("the volume was not uploaded within %s after its upload had begun", v.c.VolumeTimeout)
+		return 0, "Timeout", fmt.Sprintf("the volume was not uploaded within %s after its upload had begun: let --pod-volume-timeout of the controller be longer", v.c.VolumeTimeout)
 	}
 	why := ""
 	if u.status.Message != "" {

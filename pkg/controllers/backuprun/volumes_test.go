@@ -306,7 +306,7 @@ func TestAVolumeOverItsTimeGivesItsSlotBack(t *testing.T) {
 		for _, result := range b.results {
 			got = append(got, result.Name+" "+string(result.Status.Phase)+" "+result.Status.Message)
 		}
-		want := []string{"slow Failed the volume was not uploaded within 1h0m0s after its upload had begun", "next Completed ", "last Completed "}
+		want := []string{"slow Failed the volume was not uploaded within 1h0m0s after its upload had begun: let --pod-volume-timeout of the controller be longer", "next Completed ", "last Completed "}
 		if !slices.Equal(got, want) {
 			t.Errorf("results: %q, want %q", got, want)
 		}

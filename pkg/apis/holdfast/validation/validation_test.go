@@ -53,6 +53,10 @@ func TestTimeoutsOfSnapshots(t *testing.T) {
 			t.Errorf("snapshots %t: %q", on, warnings)
 		}
 	}
+	spec.ItemOperationTimeout.Duration = 24 * time.Hour
+	if warnings := validation.BackupWarnings(spec, validation.Options{Snapshots: true}, nil); len(warnings) != 1 || !strings.Contains(warnings[0], "limits the upload") {
+		t.Errorf("a day for the upload: %q", warnings)
+	}
 	spec.CSISnapshotTimeout.Duration, spec.ItemOperationTimeout.Duration = -1, -1
 	if errs := validation.ValidateBackupSpec(spec, validation.Options{Snapshots: true}, field.NewPath("spec")); len(errs) != 2 {
 		t.Errorf("negative ones: %v", errs)

@@ -34,6 +34,9 @@ func BackupWarnings(spec *v1alpha1.BackupSpec, options Options, at *field.Path) 
 	ignored(spec.DataMover != "" && spec.DataMover != velerosDataMover, "datamover", "the nodes' agents move the data")
 	ignored(spec.DefaultVolumesToRestic != nil && !*spec.DefaultVolumesToRestic, "defaultVolumesToRestic", "set defaultVolumesToFsBackup: false to back up no volumes but those that pods name")
 	ignored(!options.Snapshots && other(spec.ItemOperationTimeout, v1alpha1.DefaultItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
+	if options.Snapshots && spec.ItemOperationTimeout.Duration > v1alpha1.DefaultItemOperationTimeout {
+		warnings = append(warnings, fmt.Sprintf("%s limits only the time until the storage can make a volume from a snapshot: --pod-volume-timeout of the controller, by default 4h, limits the upload", at.Child("itemOperationTimeout")))
+	}
 	ignored(spec.UploaderConfig != nil && spec.UploaderConfig.ParallelFilesUpload != 0, "uploaderConfig.parallelFilesUpload", "the node's agent reads as many files at once as its processors allow; loadConcurrency of the node agents says how many volumes move at once")
 	ignored(spec.VolumeGroupSnapshotLabelKey != "" && spec.VolumeGroupSnapshotLabelKey != velerosGroupLabelKey, "volumeGroupSnapshotLabelKey", "each volume has a snapshot of its own")
 	ignored(len(spec.VolumeSnapshotLocations) > 0 && !slices.Equal(spec.VolumeSnapshotLocations, []string{velerosSnapshotLocation}), "volumeSnapshotLocations", "snapshots are made by CSI drivers, whose classes name their place")
