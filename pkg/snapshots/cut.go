@@ -23,8 +23,7 @@ const skew = time.Minute // between the clocks of the storage and the controller
 // Volume is a claim's volume that a backup cuts.
 type Volume struct {
 	Backup types.UID
-	// StoreName and Location are the backup's place.
-	StoreName, Location string
+	Place
 
 	Namespace, Claim string
 	ClaimUID         types.UID
@@ -62,7 +61,8 @@ var errTimeout = errors.New("the time for the snapshot is over")
 
 // Cut returns the cut of a volume, made now or earlier. It reads it from the content, since the VolumeSnapshot
 // learns of it later. It reports passing failures in words, and waits until the timeout. Then it deletes the
-// VolumeSnapshot, and leaves the content to the sweep. When ctx ends, it leaves both.
+// VolumeSnapshot. When ctx ends, it leaves it. With an error, Taken has the name of the content, if there may be one:
+// a later cut of the driver makes it a stored snapshot.
 func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, v.Timeout, errTimeout)
 	defer cancel()
@@ -78,7 +78,10 @@ func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken,
 			return taken, nil
 		}
 	}
-	return Taken{}, fmt.Errorf("the snapshot of the claim %s/%s by the driver %s, class %s: %w", v.Namespace, v.Claim, v.Driver, v.Class, err)
+	if w.uid != "" {
+		taken = Taken{Content: contentName(w.uid)}
+	}
+	return taken, fmt.Errorf("the snapshot of the claim %s/%s by the driver %s, class %s: %w", v.Namespace, v.Claim, v.Driver, v.Class, err)
 }
 
 type cutting struct {
@@ -188,7 +191,7 @@ func (w *cutting) create(ctx context.Context) error {
 		return err
 	}
 	for label, want := range w.labels(w.v) {
-		if found.Labels[label] != want {
+		if found.Labels[label] != want && label != part(labelStoreID, 0) {
 			return final("the VolumeSnapshot %s is not the backup's: its label %s is %q, want %q: delete it, and back up again", found.Name, label, found.Labels[label], want)
 		}
 	}

@@ -38,8 +38,8 @@ func TestCut(t *testing.T) {
 		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours || content.Labels[LabelVolume] != VolumeLabel("shop", "data") {
 			t.Errorf("the content is %+v", content)
 		}
-		if storeName, location := Place(content.Labels); storeName != v.StoreName || location != "default" {
-			t.Errorf("it is stored as %q in %q", storeName, location)
+		if PlaceOf(content.Labels) != v.Place {
+			t.Errorf("it is stored in %+v", PlaceOf(content.Labels))
 		}
 		delete(content.Labels, LabelVolume)
 		if taken := s.snapshots()[0]; !maps.Equal(taken.Labels, merged(content.Labels, format.LabelExclude, "true")) || taken.Spec.Class != "fast" || taken.Spec.Source.Claim != "data" {
@@ -78,7 +78,7 @@ func TestPlace(t *testing.T) {
 				t.Errorf("%s=%s: %q", key, value, problems)
 			}
 		}
-		if got, _ := Place(labels); got != name {
+		if got := PlaceOf(labels).StoreName; got != name {
 			t.Errorf("of %q is left %q", name, got)
 		}
 	}
@@ -168,7 +168,7 @@ func TestTakenUpSlowly(t *testing.T) {
 					}
 				})
 				expectError(t, err, "within 1m0s")
-				if got := len(s.snapshots()); got != test.left || taken != (Taken{}) {
+				if got := len(s.snapshots()); got != test.left || taken.Handle != "" || taken.Content != contentName("uid-1") {
 					t.Errorf("%d VolumeSnapshots are left, want %d; taken is %+v", got, test.left, taken)
 				}
 			})

@@ -74,9 +74,25 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 	}
 }
 
+// LeaveOthers is Leave of each content of an ended backup that stays with it and is not used by it. An earlier attempt
+// may have decided otherwise about a claim.
+func (c *Client) LeaveOthers(ctx context.Context, backup types.UID, uses func(content string) bool) error {
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup)+",!"+LabelMoved)
+	if err != nil {
+		return fmt.Errorf("list the snapshots of the backup: %w", err)
+	}
+	var failures []error
+	for i := range contents {
+		if !uses(contents[i].Name) {
+			failures = append(failures, c.Leave(ctx, contents[i].Name))
+		}
+	}
+	return errors.Join(failures...)
+}
+
 // Discard begins to forget all snapshots of a backup deleted from its place. A copy elsewhere has none. It waits
 // for no driver: the sweep ends it, by the policy Delete, which only this package sets on a held content.
-func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error {
+func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(Place) bool) error {
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -86,7 +102,7 @@ func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(storeN
 	}
 	var failures []error
 	for i := range contents {
-		if !isOf(Place(contents[i].Labels)) {
+		if !isOf(PlaceOf(contents[i].Labels)) {
 			continue
 		}
 		waitsFor, err := (&forgetting{Client: c}).step(ctx, &contents[i])
@@ -203,7 +219,7 @@ func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types
 	}
 	of := name(lost.Driver, lost.Handle)
 	annotations, labels := map[string]any{}, map[string]any{}
-	for key, value := range c.labels(&Volume{Backup: lost.Backup, StoreName: lost.StoreName, Location: lost.Location, ClaimUID: lost.Claim}) {
+	for key, value := range c.labels(&Volume{Backup: lost.Backup, Place: Place{StoreName: lost.StoreName, Location: lost.Location}, ClaimUID: lost.Claim}) {
 		labels[key] = value
 	}
 	spec := map[string]any{

@@ -268,7 +268,7 @@ func (s *sidecars) object(resource schema.GroupVersionResource, namespace, name 
 
 func volume() Volume {
 	return Volume{
-		Backup: "backup", StoreName: "nightly", Location: "default", Namespace: "shop", Claim: "data", ClaimUID: "claim",
+		Backup: "backup", Place: Place{StoreName: "nightly", Location: "default", StoreID: "store-1"}, Namespace: "shop", Claim: "data", ClaimUID: "claim",
 		Driver: "d", Handle: "volume", Class: "fast", Since: time.Now(), Timeout: time.Minute, ReadyTimeout: 4 * time.Hour,
 	}
 }

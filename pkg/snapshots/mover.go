@@ -153,7 +153,7 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 			}
 		}
 		if !m.pause(ctx, &pause, m.lastPause) {
-			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s: mend this, or have a volume policy name the action fs-backup, and back up again", v.Namespace, v.Claim, context.Cause(ctx), said)
+			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s", v.Namespace, v.Claim, context.Cause(ctx), said)
 		}
 	}
 }
@@ -178,6 +178,9 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	switch {
 	case pod.DeletionTimestamp != nil || pod.Labels[LabelMoverBackup] != string(v.Backup):
 		return exposed, "the deletion of the pod " + pod.Name, nil
+	case cmp.Or(pod.Annotations[annotationHandle], taken.Handle) != taken.Handle:
+		waitsFor, err = m.replace(ctx, v)
+		return exposed, waitsFor, err
 	case claim.DeletionTimestamp != nil:
 		return exposed, "the deletion of the claim " + claim.Name, nil
 	case pod.Status.Phase == corev1.PodFailed, pod.Status.Phase == corev1.PodSucceeded:
@@ -196,6 +199,20 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 		_, exposed.Device = restorewait.In(pod)
 	}
 	return exposed, "", nil
+}
+
+// annotationHandle names the stored snapshot that a pod has.
+const annotationHandle = "engine.holdfast.io/snapshot-handle"
+
+func exposes(content *unstructured.Unstructured, taken *Taken) bool {
+	handle, _, _ := unstructured.NestedString(content.Object, "spec", "source", "snapshotHandle")
+	return handle == taken.Handle
+}
+
+// replace hides an earlier attempt's exposure of another cut.
+func (m *Mover) replace(ctx context.Context, v *Volume) (waitsFor string, err error) {
+	_, err = m.Hide(ctx, *v)
+	return "the deletion of the pod, claim and VolumeSnapshot " + v.exposure() + ", which are of an earlier cut", err
 }
 
 // make makes missing objects. It waits for the deletion of hidden ones.
@@ -217,6 +234,9 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 			if found, err = made.in.Get(ctx, v.exposure(), metav1.GetOptions{}); apierrors.IsNotFound(err) || err == nil && found.GetDeletionTimestamp() != nil {
 				return "the deletion of the " + object.GetKind() + " " + v.exposure(), nil
 			}
+			if err == nil && object == content && !exposes(found, taken) {
+				return m.replace(ctx, v)
+			}
 		}
 		if err != nil {
 			return "", err
@@ -235,7 +255,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return "", err
 	}
-	pod, err := m.pod(ctx, v, metadata)
+	pod, err := m.pod(ctx, v, taken, metadata)
 	if err == nil {
 		_, err = m.kube.CoreV1().Pods(m.namespace).Create(ctx, pod, metav1.CreateOptions{})
 	}
@@ -256,7 +276,7 @@ func (v *Volume) mode() corev1.PersistentVolumeMode {
 
 // pod returns a pod without any privilege. Only its container mounts the volume read-only, so that the driver can
 // replay a journal.
-func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) (*corev1.Pod, error) {
+func (m *Mover) pod(ctx context.Context, v *Volume, taken *Taken, metadata metav1.ObjectMeta) (*corev1.Pod, error) {
 	image, err := m.image(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find out which image the pod with the snapshot has: %w", err)
@@ -268,6 +288,7 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	metadata.Annotations = map[string]string{
 		"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 		"karpenter.sh/do-not-disrupt":                    "true",
+		annotationHandle:                                 taken.Handle,
 	}
 	pod := &corev1.Pod{ObjectMeta: metadata, Spec: corev1.PodSpec{
 		RestartPolicy:                 corev1.RestartPolicyOnFailure,

@@ -482,7 +482,7 @@ func TestWhereMoversRun(t *testing.T) {
 	}
 	kube := kubefake.NewClientset(tainted("a", "pool", corev1.TaintNodeUnreachable), tainted("b", "example.com/gpu", "pool", corev1.TaintNodeUnschedulable), tainted("c", "node.cloudprovider.kubernetes.io/shutdown", "karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"))
 	m, v := newSidecars(t).mover(kube), volume()
-	pod, err := m.pod(t.Context(), &v, metav1.ObjectMeta{})
+	pod, err := m.pod(t.Context(), &v, &Taken{}, metav1.ObjectMeta{})
 	if err != nil {
 		t.Fatal(err)
 	}

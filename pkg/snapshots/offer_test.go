@@ -709,8 +709,8 @@ func TestDiscardFails(t *testing.T) {
 	}
 }
 
-func at(storeName, location string) func(string, string) bool {
-	return func(ofName, ofLocation string) bool { return ofName == storeName && ofLocation == location }
+func at(storeName, location string) func(Place) bool {
+	return func(of Place) bool { return of.StoreName == storeName && of.Location == location }
 }
 
 // TestDiscardOfACopy: the deletion of a copy of a backup, in another location or by another name, discards no

@@ -63,6 +63,7 @@ const (
 	LabelKeepLocal = "engine.holdfast.io/keep-local"
 	labelStoreName = "engine.holdfast.io/store-name"
 	labelLocation  = "engine.holdfast.io/location"
+	labelStoreID   = "engine.holdfast.io/store-id"
 
 	AnnotationNudged = "engine.holdfast.io/nudged"
 
@@ -274,6 +275,7 @@ func (c *Client) labels(v *Volume) map[string]string {
 	}
 	spread(labels, labelStoreName, v.StoreName)
 	spread(labels, labelLocation, v.Location)
+	spread(labels, labelStoreID, v.StoreID)
 	return labels
 }
 
@@ -297,9 +299,15 @@ func joined(labels map[string]string, key string) (name string) {
 	return name
 }
 
-// Place returns the place of the backup of a labelled snapshot.
-func Place(labels map[string]string) (storeName, location string) {
-	return joined(labels, labelStoreName), joined(labels, labelLocation)
+// Place is where a backup is stored. A location may have another name later, or its name another store.
+type Place struct {
+	StoreName, Location string
+	StoreID             string // empty if it was unknown at the cut
+}
+
+// PlaceOf returns the place of the backup of a labelled snapshot.
+func PlaceOf(labels map[string]string) Place {
+	return Place{StoreName: joined(labels, labelStoreName), Location: joined(labels, labelLocation), StoreID: joined(labels, labelStoreID)}
 }
 
 func decode[T any](object *unstructured.Unstructured) (*T, error) {

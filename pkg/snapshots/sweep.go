@@ -22,6 +22,9 @@ const (
 	OrphanAge = 10 * time.Second
 	// StuckAge is the age of a deletion that raises an alert.
 	StuckAge = time.Hour
+	// MissingAge is how long a store must lack a backup. Holdfast's own deletions don't wait for it, and a store that
+	// was exchanged is noticed sooner.
+	MissingAge = 24 * time.Hour
 	// So many snapshots, or one of so many, may leave at once for lack of their backups.
 	few, oneOf = 10, 20
 	atOnce     = 8 // snapshots that a sweep forgets
@@ -63,6 +66,7 @@ type View struct {
 	Snapshots  []VolumeSnapshot
 	Fates      map[types.UID]Fate
 	Since      map[types.UID]time.Time // when an earlier sweep first saw that an object leaves, by uid
+	Missing    map[types.UID]time.Time // when an earlier sweep first missed a backup
 }
 
 // Decision is the result of Decide.
@@ -73,6 +77,7 @@ type Decision struct {
 	Doubted []types.UID              // backups that too many snapshots have lost at once: these stay
 	States  map[State]int
 	Since   map[types.UID]time.Time
+	Missing map[types.UID]time.Time
 	Soon    bool // an object is too young to be judged
 }
 
@@ -80,7 +85,7 @@ type Decision struct {
 func Decide(v View) Decision {
 	d := &decider{View: v, snapshots: map[types.UID]*VolumeSnapshot{}, newest: map[string]int{}}
 	d.States = map[State]int{StateKept: 0, StateLeaving: 0, StateStuck: 0, StateDoubt: 0}
-	d.Decision.Since = map[types.UID]time.Time{}
+	d.Decision.Since, d.Decision.Missing = map[types.UID]time.Time{}, map[types.UID]time.Time{}
 	for i := range v.Snapshots {
 		if of := &v.Snapshots[i]; d.ours(of.Labels) && ownName.MatchString(of.Name) {
 			d.snapshots[of.UID] = of
@@ -161,6 +166,11 @@ func (d *decider) contents() {
 		return
 	}
 	for _, content := range missing {
+		if of := types.UID(content.Labels[LabelBackup]); d.missing(of) < MissingAge {
+			d.States[StateDoubt]++
+			d.release(content)
+			continue
+		}
 		d.forget(content)
 	}
 }
@@ -177,8 +187,7 @@ func (d *decider) surplus() map[types.UID]bool {
 			offered[source{content.Spec.Driver, content.Spec.Source.Snapshot}] = true
 		}
 		if d.ours(content.Labels) && d.local(content) {
-			_, location := Place(content.Labels)
-			of := group{content.Labels[LabelClaim], location}
+			of := group{content.Labels[LabelClaim], PlaceOf(content.Labels).Location}
 			groups[of] = append(groups[of], content)
 		}
 	}
@@ -209,11 +218,20 @@ func keepLocal(labels map[string]string) int {
 
 // since returns how long an object is seen to leave.
 func (d *decider) since(uid types.UID) time.Duration {
-	first, found := d.View.Since[uid]
+	return d.age(uid, d.View.Since, d.Decision.Since)
+}
+
+// missing returns how long a backup is seen to be missing.
+func (d *decider) missing(backup types.UID) time.Duration {
+	return d.age(backup, d.View.Missing, d.Decision.Missing)
+}
+
+func (d *decider) age(uid types.UID, before, after map[types.UID]time.Time) time.Duration {
+	first, found := before[uid]
 	if !found {
 		first = d.Now
 	}
-	d.Decision.Since[uid] = first
+	after[uid] = first
 	return d.Now.Sub(first)
 }
 

@@ -40,7 +40,7 @@ func (s *scene) backups(most string, fates string, changes ...func(*VolumeSnapsh
 }
 
 func newScene() *scene {
-	return &scene{View{ClusterUID: ours, Now: now, Fates: map[types.UID]Fate{}, Since: map[types.UID]time.Time{}}}
+	return &scene{View{ClusterUID: ours, Now: now, Fates: map[types.UID]Fate{}, Since: map[types.UID]time.Time{}, Missing: map[types.UID]time.Time{}}}
 }
 
 // content adds a labelled, kept cut of a backup; its VolumeSnapshot is deleted.
@@ -68,8 +68,14 @@ func (s *scene) snapshot(uid, backup string, changes ...func(*VolumeSnapshot)) *
 	return s
 }
 
+// fate sets a backup's fate. One that is missing is so for long.
 func (s *scene) fate(backup string, fate Fate) *scene {
 	s.Fates[types.UID(backup)] = fate
+	return s.missing(backup, MissingAge)
+}
+
+func (s *scene) missing(backup string, age time.Duration) *scene {
+	s.Missing[types.UID(backup)] = now.Add(-age)
 	return s
 }
 
@@ -147,6 +153,8 @@ func TestDecide(t *testing.T) {
 		"failed, all of many":                    {scene: newScene().many(30, "b").fate("b", Failed), forget: namesOf(30, "b"), states: map[State]int{StateLeaving: 30}},
 		"failed, labels missing":                 {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"missing":                                {scene: newScene().content("a", "b").fate("b", Missing), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"missing for less than a day":            {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Missing).missing("b", MissingAge-1), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
+		"missing for two days":                   {scene: newScene().content("a", "b").fate("b", Missing).missing("b", 2*MissingAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"ten of ten missing":                     {scene: newScene().many(10, "b").fate("b", Missing), forget: namesOf(10, "b"), states: map[State]int{StateLeaving: 10}},
 		"eleven of eleven missing":               {scene: newScene().many(11, "b").fate("b", Missing), doubt: 1, states: map[State]int{StateDoubt: 11}},
 		"eleven of 219 missing":                  {scene: newScene().many(11, "b").fate("b", Missing).many(208, "c").fate("c", Stored), doubt: 1, states: map[State]int{StateDoubt: 11, StateKept: 208}},

@@ -209,7 +209,7 @@ func claim(t *testing.T, backup string) snapshots.Volume {
 	must(t, err)
 	t.Cleanup(func() { must(t, claims.Delete(context.Background(), made.Name, metav1.DeleteOptions{})) })
 	v := snapshots.Volume{
-		Backup: types.UID(backup), StoreName: backup, Location: "default", Namespace: namespace, Claim: made.Name, ClaimUID: made.UID,
+		Backup: types.UID(backup), Place: snapshots.Place{StoreName: backup, Location: "default"}, Namespace: namespace, Claim: made.Name, ClaimUID: made.UID,
 		Driver: driver, Class: "folder", Since: time.Now(), Timeout: time.Minute,
 	}
 	labtest.Eventually(t, "the claim", func() error {
@@ -320,7 +320,7 @@ func TestLife(t *testing.T) {
 		must(t, alive(t).Release(t.Context(), first.Content))
 		owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 1)
 		_, kept := look(t)
-		if storeName, location := snapshots.Place(kept.Labels); storeName != v.StoreName || location != v.Location || kept.Labels[snapshots.LabelBackup] != string(v.Backup) {
+		if snapshots.PlaceOf(kept.Labels) != v.Place || kept.Labels[snapshots.LabelBackup] != string(v.Backup) {
 			t.Errorf("the labels are %v", kept.Labels)
 		}
 		owed(t, failed(string(v.Backup)), 0)

@@ -65,7 +65,7 @@ type Config struct {
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	// DiscardSnapshots begins to delete snapshots that a backup keeps in its volumes' storage; nil for
 	// none.
-	DiscardSnapshots func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
+	DiscardSnapshots func(ctx context.Context, backup types.UID, isOf func(snapshots.Place) bool) error
 	// AdoptSnapshots records stored snapshots that only a backup names. nil with DiscardSnapshots.
 	AdoptSnapshots func(ctx context.Context, lost []snapshots.Lost) error
 	CheckLocation  func(ctx context.Context, name string) error

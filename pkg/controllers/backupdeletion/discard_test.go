@@ -39,8 +39,8 @@ type discards struct {
 	metadata, owners, gone int
 }
 
-func (d *discards) discard(_ context.Context, uid types.UID, isOf func(storeName, location string) bool) error {
-	if !isOf(d.name, "default") || isOf("copy", "default") || !isOf(d.name, "a-former-name") || isOf("copy", "a-former-name") {
+func (d *discards) discard(_ context.Context, uid types.UID, isOf func(snapshots.Place) bool) error {
+	if !isOf(snapshots.Place{StoreName: d.name, Location: "default"}) || isOf(snapshots.Place{StoreName: "copy", Location: "default"}) {
 		d.w.Error("discarded are snapshots of another place")
 	}
 	d.mu.Lock()
@@ -56,6 +56,33 @@ func (d *discards) discard(_ context.Context, uid types.UID, isOf func(storeName
 		d.gone++
 	}
 	return d.fails
+}
+
+// TestIsIn: a snapshot is discarded with the backup in the store of its cut, and not with a copy.
+func TestIsIn(t *testing.T) {
+	record := newLocation("default", "")
+	for _, test := range []struct {
+		of   snapshots.Place
+		want bool
+	}{
+		{snapshots.Place{StoreName: "a", Location: "default"}, true},
+		{snapshots.Place{StoreName: "b", Location: "default"}, false},
+		{snapshots.Place{StoreName: "a", Location: "default", StoreID: "the-store"}, true},
+		{snapshots.Place{StoreName: "a", Location: "default", StoreID: "another"}, false},
+		{snapshots.Place{StoreName: "a", Location: "a-former-name", StoreID: "the-store"}, true},
+		{snapshots.Place{StoreName: "b", Location: "a-former-name", StoreID: "the-store"}, false},
+		{snapshots.Place{StoreName: "a", Location: "an-absent-original", StoreID: "another"}, false},
+		{snapshots.Place{StoreName: "a", Location: "an-absent-original"}, false},
+	} {
+		record.Status.StoreID = "the-store"
+		if got := isIn(record, "a")(test.of); got != test.want {
+			t.Errorf("%+v: %t, want %t", test.of, got, test.want)
+		}
+	}
+	record.Status.StoreID = ""
+	if !isIn(record, "a")(snapshots.Place{StoreName: "a", Location: "default", StoreID: "the-store"}) {
+		t.Error("the name does not count where the store's id is not known")
+	}
 }
 
 func (d *discards) called() []types.UID {
@@ -76,7 +103,7 @@ func (w *world) has(key string) bool {
 }
 
 // startDiscarding is start with a DiscardSnapshots, which may be nil.
-func (w *world) startDiscarding(discard func(context.Context, types.UID, func(string, string) bool) error, adopt ...func(context.Context, []snapshots.Lost) error) {
+func (w *world) startDiscarding(discard func(context.Context, types.UID, func(snapshots.Place) bool) error, adopt ...func(context.Context, []snapshots.Lost) error) {
 	w.Helper()
 	adopt = append(adopt, nil)
 	records := enginefactory.NewSharedInformerFactory(w.Cluster, 0)

@@ -19,6 +19,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -171,17 +172,26 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	if c.DiscardSnapshots == nil {
 		return nil
 	}
-	err := c.DiscardSnapshots(ctx, backupUID(run), func(storeName, location string) bool {
-		if location != run.Spec.Backup.StorageLocation {
-			_, err := c.locations.Get(location)
-			return storeName == run.Name && apierrors.IsNotFound(err) // it has another name now
-		}
-		return storeName == run.Name
-	})
+	record, err := c.locations.Get(run.Spec.Backup.StorageLocation)
+	if err != nil {
+		return err
+	}
+	err = c.DiscardSnapshots(ctx, backupUID(run), isIn(record, run.Name))
 	if err != nil && ctx.Err() == nil {
 		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
 	}
 	return err
+}
+
+// isIn reports whether a place is a location's. The location may have had another name then, and a copy of the
+// backup may be in a location that is absent now.
+func isIn(record *enginev1alpha1.StorageLocation, storeName string) func(snapshots.Place) bool {
+	return func(of snapshots.Place) bool {
+		if of.StoreID != "" && record.Status.StoreID != "" {
+			return of.StoreName == storeName && of.StoreID == record.Status.StoreID
+		}
+		return of.StoreName == storeName && of.Location == record.Name
+	}
 }
 
 var errRecordGone = errors.New("the record is gone")

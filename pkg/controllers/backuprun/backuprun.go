@@ -248,7 +248,7 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	case v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseWaitingForPluginOperations:
 		return run.Status.Executor != c.Identity
 	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
-		return !run.Status.Stored && !isNeverStored(&run.Status) && run.Status.StartTimestamp != nil
+		return !run.Status.Stored && !run.Status.NeverStored() && run.Status.StartTimestamp != nil
 	}
 	return false
 }
@@ -256,11 +256,6 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 // isMoving reports whether only data is moved, without a slot.
 func isMoving(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations
-}
-
-// isNeverStored reports an end that the store can't hold: refused, or another backup has the name.
-func isNeverStored(status *enginev1alpha1.BackupRunStatus) bool {
-	return status.Phase == v1alpha1.BackupPhaseFailedValidation || status.Phase.Ended() && !status.Stored && len(status.ValidationErrors) > 0
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

@@ -14,6 +14,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -43,6 +45,7 @@ type Mover interface {
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
 	Leave(ctx context.Context, content string) error
+	LeaveOthers(ctx context.Context, backup types.UID, uses func(content string) bool) error
 }
 
 func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
@@ -90,12 +93,15 @@ func (v *volumes) register(name string, u *upload) {
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	spec := &v.run.Spec.Backup
 	of := snapshots.Volume{
-		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
+		Backup: v.run.UID, Place: snapshots.Place{StoreName: v.run.Name, Location: spec.StorageLocation},
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
 		Moved: !volume.Snapshot.Kept, KeepLocal: volume.Snapshot.KeepLocal, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Avoid: volume.Snapshot.Avoid, Device: volume.Device,
 		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
 		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
+	}
+	if record, err := v.c.LocationInformer.Lister().StorageLocations(v.c.Namespace).Get(spec.StorageLocation); err == nil {
+		of.StoreID = record.Status.StoreID
 	}
 	if start := v.run.Status.StartTimestamp; start != nil {
 		of.Since = start.Time
@@ -313,18 +319,41 @@ func (v *volumes) keep(u *upload) {
 	}
 }
 
-// leave has the sweep forget a failed volume's snapshot: no backup lists it.
+// leave has the sweep forget a failed volume's snapshot, also one that is cut late: no backup lists it.
 func (v *volumes) leave(ctx context.Context, u *upload) {
 	v.mu.Lock()
-	taken, failed := u.taken, u.status.Phase == enginev1alpha1.VolumePhaseFailed
+	content, failed := u.uncut, u.status.Phase == enginev1alpha1.VolumePhaseFailed
+	if u.taken != nil {
+		content = u.taken.Content
+	}
 	v.mu.Unlock()
-	if taken == nil || !failed {
+	if content == "" || !failed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
-	if err := v.c.Mover.Leave(ctx, taken.Content); err != nil {
-		klog.FromContext(ctx).Info("A snapshot that no backup lists stays until its backup is deleted", "volumeSnapshotContent", taken.Content, "err", err)
+	if err := v.c.Mover.Leave(ctx, content); err != nil {
+		klog.FromContext(ctx).Info("A snapshot that no backup lists stays until its backup is deleted", "volumeSnapshotContent", content, "err", err)
+	}
+}
+
+// leaveOthers has the sweep forget snapshots of earlier attempts that the stored backup does not list.
+func (v *volumes) leaveOthers(ctx context.Context) {
+	if v.c.Mover == nil || v.run.Status.Attempts < 2 || isMoving(v.run) { // a takeover does not submit volumes that had ended
+		return
+	}
+	used := sets.New[string]()
+	v.mu.Lock()
+	for _, u := range v.uploads {
+		if u.taken != nil && u.status.Phase == enginev1alpha1.VolumePhaseCompleted {
+			used.Insert(u.taken.Content)
+		}
+	}
+	v.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	if err := v.c.Mover.LeaveOthers(ctx, v.run.UID, used.Has); err != nil {
+		klog.FromContext(ctx).Info("Snapshots of earlier attempts stay until their backup is deleted", "err", err)
 	}
 }
 
@@ -334,11 +363,12 @@ func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, r
 		return snapshots.Taken{Snapshot: known.Snapshot, Content: known.Content, Handle: known.Handle, Time: known.Time.Time, Size: known.Size}, nil
 	}
 	taken, err := v.c.Mover.Cut(ctx, of, report)
-	if err != nil {
-		return taken, err
-	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if err != nil {
+		u.uncut = taken.Content
+		return taken, err
+	}
 	u.cut, u.status.Message = true, ""
 	u.taken = &format.SnapshotCut{
 		Snapshot: taken.Snapshot, Content: taken.Content, Handle: taken.Handle, Time: metav1.Time{Time: taken.Time}, Size: taken.Size, Attempt: of.Attempt,

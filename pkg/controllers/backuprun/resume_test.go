@@ -43,12 +43,15 @@ func TestUploadsOfAnAttemptBefore(t *testing.T) {
 		frozen         []enginev1alpha1.PodReference
 		thawed, hooked bool
 		again          sets.Set[string]
+		snapshots      bool
 	}{
 		"nobody was frozen":              {},
-		"a pod is frozen":                {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, false, false, sets.New("data", "logs", "more")},
-		"a pod was frozen, hours before": {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, true, false, nil},
-		"a pod is frozen, elsewhere":     {[]enginev1alpha1.PodReference{{Namespace: "bank", Name: "other"}}, false, false, nil},
-		"a pre hook only":                {nil, false, true, sets.New("logs", "more")},
+		"hooks, where snapshots are on":  {hooked: true, snapshots: true, again: sets.New("data", "logs", "more")},
+		"no hooks, with snapshots on":    {snapshots: true},
+		"a pod is frozen":                {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, false, false, sets.New("data", "logs", "more"), false},
+		"a pod was frozen, hours before": {[]enginev1alpha1.PodReference{{Namespace: "shop", Name: "other"}}, true, false, nil, false},
+		"a pod is frozen, elsewhere":     {[]enginev1alpha1.PodReference{{Namespace: "bank", Name: "other"}}, false, false, nil, false},
+		"a pre hook only":                {nil, false, true, sets.New("logs", "more"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -63,6 +66,9 @@ func TestUploadsOfAnAttemptBefore(t *testing.T) {
 					uploads = append(uploads, record)
 				}
 				h := newHarness(t, &work{execute: did.execute}, uploads...)
+				if test.snapshots {
+					h.mover = &mover{}
+				}
 				before := &record{h.runsOf(run.Status.Executor).Record(h.Run("a")), clock.RealClock{}, func() {}}
 				if err := before.Pending(t.Context(), test.frozen); err != nil {
 					t.Fatal(err)

@@ -29,7 +29,7 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled, v1alpha1.BackupPhaseFailedValidation:
-		return run.Status.Stored || isNeverStored(&run.Status) // so that nothing else will be
+		return run.Status.Stored || run.Status.NeverStored() // so that nothing else will be
 	}
 	return false
 }

@@ -67,8 +67,9 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 
 // spoilUploads cancels uploads that must begin anew, before pods are thawed. Another process may have
 // frozen pods for them, so their data would be from before and after the thaw. The same holds for
-// unfinished uploads with hooks: the pre hooks run again and may write the data. The records remember
-// it until removed.
+// unfinished uploads with hooks: the pre hooks run again and may write the data. Where snapshots are made, it
+// holds for finished ones too: a pod goes on once it is cut, and its other volumes may be cut again. The
+// records remember it until removed.
 func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	frozen := sets.New[string]()
 	for _, pod := range run.Status.PendingHooks {
@@ -80,7 +81,7 @@ func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.Backu
 	}
 	for i := range list.Items {
 		record := &list.Items[i]
-		hooked := record.Labels[enginev1alpha1.LabelHooked] != "" && !record.Status.Phase.Done()
+		hooked := record.Labels[enginev1alpha1.LabelHooked] != "" && (!record.Status.Phase.Done() || c.Mover != nil)
 		if !hooked && !frozen.Has(record.Spec.Pod.Namespace) || record.Spec.Cancel {
 			continue
 		}

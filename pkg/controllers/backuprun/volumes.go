@@ -77,6 +77,8 @@ type upload struct {
 	preparing, cut bool
 	at             *metav1.Time
 	taken          *format.SnapshotCut
+	// uncut is the content of a cut that has failed.
+	uncut string
 	// exposed: this process has exposed the cut.
 	exposed bool
 	// again is true from the first try's failure until the second begins, failed says why, and

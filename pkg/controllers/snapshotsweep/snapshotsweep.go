@@ -5,8 +5,8 @@
 // docs/design/snapshots.md.
 //
 // A snapshot leaves if its backup's record says that the backup has no result. Without a record its
-// store decides: it must be readable, have other backups, and lack this one. If too many would leave,
-// they stay, with the event SnapshotsInDoubt.
+// store decides: it must be the one of the cut, have other backups, and lack this one for a day. If too
+// many would leave, they stay, with the event SnapshotsInDoubt.
 package snapshotsweep
 
 import (
@@ -20,8 +20,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -84,6 +85,7 @@ type Controller struct {
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	since     map[types.UID]time.Time
+	missing   map[types.UID]time.Time
 	hiding    map[string]time.Time // the first deletion of each exposure
 	disposed  time.Time
 }
@@ -157,9 +159,9 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 		c.disposed = now
 	}
 	decision := snapshots.Decide(snapshots.View{
-		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
+		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since, Missing: c.missing,
 	})
-	c.since = decision.Since
+	c.since, c.missing = decision.Since, decision.Missing
 	hanging := c.hanging(exposed)
 	decision.States[snapshots.StateStuck] += len(hanging)
 	for state, of := range decision.States {
@@ -168,7 +170,7 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	c.doubt(ctx, decision.Doubted, locations)
 	logger := klog.FromContext(ctx)
 	for _, content := range decision.Orphans {
-		logger.Info("A snapshot has lost its VolumeSnapshot before it was labelled, and its class keeps it: delete it by hand if it is not wanted", "volumeSnapshotContent", content.Name, "handle", content.Status.Handle)
+		logger.Info("A snapshot has lost its VolumeSnapshot before it was labelled, and its class keeps it: set spec.deletionPolicy of its VolumeSnapshotContent to Delete if it is not wanted", "volumeSnapshotContent", content.Name, "handle", content.Status.Handle)
 	}
 	for _, name := range hanging {
 		logger.Info("A volume that was made from a snapshot is not deleted yet: look at the pod, the claim and the VolumeSnapshot of its name in the namespace of the movers", "name", name)
@@ -234,21 +236,24 @@ func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations m
 		lost[locations[uid]]++
 	}
 	for record, number := range lost {
-		const note = "The store lacks %d backups whose snapshots of volumes the cluster has, which is more than is believed at once, so the snapshots stay: look whether the right bucket is named, or delete the VolumeSnapshotContents by hand"
+		const note = "The store lacks %d backups whose snapshots of volumes the cluster has, which is more than is believed at once, so the snapshots stay: look whether the right bucket is named, or set spec.deletionPolicy of their VolumeSnapshotContents to Delete"
 		klog.FromContext(ctx).Info(fmt.Sprintf(note, number), "storageLocation", record.Name)
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, reasonDoubt, "Sweep", note, number)
 	}
 }
 
-type place struct{ storeName, location string }
+// place is a backup's place when a snapshot of it was cut.
+type place struct {
+	snapshots.Place
+	cut time.Time
+}
 
 // fates returns the state of each backup with snapshots, and the location of each that was looked for.
 func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnapshotContent, taken []snapshots.VolumeSnapshot, runs []enginev1alpha1.BackupRun) (map[types.UID]snapshots.Fate, map[types.UID]*enginev1alpha1.StorageLocation, error) {
 	backups := map[types.UID]place{}
 	see := func(object *metav1.ObjectMeta) {
 		if object.Labels[snapshots.LabelCluster] == c.ClusterUID {
-			storeName, location := snapshots.Place(object.Labels)
-			backups[types.UID(object.Labels[snapshots.LabelBackup])] = place{storeName, location}
+			backups[types.UID(object.Labels[snapshots.LabelBackup])] = place{snapshots.PlaceOf(object.Labels), object.CreationTimestamp.Time}
 		}
 	}
 	for i := range taken {
@@ -265,33 +270,52 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 		case !phase.Ended():
 			fates[run.UID] = snapshots.Live
 		case phase == v1alpha1.BackupPhaseFailed, phase == v1alpha1.BackupPhaseCancelled, phase == v1alpha1.BackupPhaseFailedValidation:
-			fates[run.UID] = snapshots.Failed
+			// A failure that is not stored may become Completed: the store may have it so, and an answer was lost.
+			if run.Status.Stored || run.Status.NeverStored() || run.Status.StartTimestamp == nil {
+				fates[run.UID] = snapshots.Failed
+			}
 		}
 	}
-	in := map[string][]types.UID{}
+	all, err := c.locations.List(labels.Everything())
+	if err != nil {
+		return nil, nil, err
+	}
+	in := map[*enginev1alpha1.StorageLocation][]types.UID{}
 	for uid, at := range backups {
-		if fates[uid] == snapshots.Unknown {
-			in[at.location] = append(in[at.location], uid)
+		if fates[uid] != snapshots.Unknown {
+			continue
+		}
+		i := slices.IndexFunc(all, func(record *enginev1alpha1.StorageLocation) bool {
+			return record.Name == at.Location && at.isIn(record)
+		})
+		if i < 0 {
+			i = slices.IndexFunc(all, at.isIn) // it has another name now
+		}
+		if i >= 0 {
+			in[all[i]] = append(in[all[i]], uid)
 		}
 	}
-	for name, uids := range in {
-		record, err := c.locations.Get(name)
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return nil, nil, err
-		case record.Spec.IsLonghorn() || record.Closed():
-			continue
-		}
+	for record, uids := range in {
 		if err := c.read(ctx, record, uids, backups, fates); err != nil {
-			klog.FromContext(ctx).Info("A storage location was not read, so the snapshots of its backups stay", "storageLocation", name, "err", err)
+			klog.FromContext(ctx).Info("A storage location was not read, so the snapshots of its backups stay", "storageLocation", record.Name, "err", err)
 		}
 		for _, uid := range uids {
 			locations[uid] = record
 		}
 	}
 	return fates, locations, nil
+}
+
+// isIn reports whether a location has the store that the backup was written to, and is believed. Without a known
+// store, it must be older than the cut: a new location may have its name.
+func (p place) isIn(record *enginev1alpha1.StorageLocation) bool {
+	if !record.Spec.IsWritten() || record.Closed() || meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing) {
+		return false
+	}
+	if p.StoreID != "" {
+		return record.Status.StoreID == p.StoreID
+	}
+	return record.Name == p.Location && !record.CreationTimestamp.After(p.cut)
 }
 
 // read looks for backups in a store. A store without any is not believed.
@@ -305,7 +329,7 @@ func (c *Controller) read(ctx context.Context, record *enginev1alpha1.StorageLoc
 		return errors.Join(err, errors.New("it has no backup"))
 	}
 	for _, uid := range uids {
-		storeName := backups[uid].storeName
+		storeName := backups[uid].StoreName
 		if format.ValidateStoreName(storeName) != nil {
 			continue
 		}

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -73,7 +74,9 @@ func newHarness(t *testing.T, runs ...runtime.Object) *harness {
 		RunInformer: h.factory.Engine().V1alpha1().BackupRuns(), LocationInformer: locations,
 	})
 	must(t, err)
-	must(t, locations.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
+	must(t, locations.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "the-store"},
+	}))
 	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return lent{h.store}, nil }
 	return h
 }
@@ -106,16 +109,20 @@ func must(t *testing.T, err error) {
 }
 
 // kept adds the content of a cut, whose VolumeSnapshot is deleted.
-func (h *harness) kept(name, backup, location string) {
+func (h *harness) kept(name, backup, location string, storeID ...string) {
 	h.t.Helper()
+	labels := map[string]any{
+		snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim",
+		"engine.holdfast.io/store-name.0": "xb-" + backup + "x", "engine.holdfast.io/location.0": "x" + location + "x",
+	}
+	if len(storeID) > 0 && storeID[0] != "" {
+		labels["engine.holdfast.io/store-id.0"] = "x" + storeID[0] + "x"
+	}
 	must(h.t, h.objects.Tracker().Create(snapshots.Contents, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": snapshots.Version.String(), "kind": "VolumeSnapshotContent",
 		"metadata": map[string]any{
 			"name": name, "uid": name, "finalizers": []any{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection", snapshots.Finalizer},
-			"labels": map[string]any{
-				snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim",
-				"engine.holdfast.io/store-name.0": "xb-" + backup + "x", "engine.holdfast.io/location.0": "x" + location + "x",
-			},
+			"labels": labels,
 		},
 		"spec": map[string]any{
 			"deletionPolicy": "Retain", "driver": "d", "source": map[string]any{"volumeHandle": "v"},
@@ -141,10 +148,14 @@ func (h *harness) backup(uid string) {
 }
 
 // left sweeps, and returns the names of the contents that are left.
+// left returns the contents that are left by two sweeps, the second when a missing backup is believed.
 func (h *harness) left() (names []string) {
 	h.t.Helper()
-	if _, err := h.sweep(h.t.Context()); err != nil {
-		h.t.Fatal(err)
+	for range 2 {
+		if _, err := h.sweep(h.t.Context()); err != nil {
+			h.t.Fatal(err)
+		}
+		h.Clock.(*clocktesting.FakeClock).Step(snapshots.MissingAge)
 	}
 	all, err := h.objects.Resource(snapshots.Contents).List(h.t.Context(), metav1.ListOptions{})
 	must(h.t, err)
@@ -152,6 +163,13 @@ func (h *harness) left() (names []string) {
 		names = append(names, object.GetName())
 	}
 	return names
+}
+
+// started is a run that may have been stored, and perhaps is known to be.
+func started(of *enginev1alpha1.BackupRun, stored ...bool) *enginev1alpha1.BackupRun {
+	now := metav1.Now()
+	of.Status.StartTimestamp, of.Status.Stored = &now, len(stored) > 0
+	return of
 }
 
 func run(uid string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
@@ -164,8 +182,29 @@ func TestWhichSnapshotsLeave(t *testing.T) {
 		run      *enginev1alpha1.BackupRun
 		stored   bool
 		location string
+		storeID  string // of the content
+		change   func(*enginev1alpha1.StorageLocation)
 		stays    bool
 	}{
+		"failed, which is not stored":           {run: started(run("x", v1alpha1.BackupPhaseFailed)), stored: true, stays: true},
+		"failed, not stored at all":             {run: started(run("x", v1alpha1.BackupPhaseFailed))},
+		"failed, as stored":                     {run: started(run("x", v1alpha1.BackupPhaseFailed), true), stored: true},
+		"without a record, with a store's id":   {storeID: "the-store"},
+		"of a store that has another name now":  {storeID: "the-store", location: "lost"},
+		"of another store that has the name":    {storeID: "another", stays: true},
+		"of a newer location that has the name": {change: func(record *enginev1alpha1.StorageLocation) { record.CreationTimestamp = metav1.Now() }, stays: true},
+		"of a location as of a time": {
+			storeID: "the-store", stays: true,
+			change: func(record *enginev1alpha1.StorageLocation) {
+				record.Spec.S3 = &enginev1alpha1.S3Location{AsOf: &metav1.Time{Time: time.Now()}}
+			},
+		},
+		"of a location in doubt": {
+			storeID: "the-store", stays: true,
+			change: func(record *enginev1alpha1.StorageLocation) {
+				meta.SetStatusCondition(&record.Status.Conditions, metav1.Condition{Type: enginev1alpha1.ConditionBackupsMissing, Status: metav1.ConditionTrue, Reason: enginev1alpha1.ReasonBackupsMissing})
+			},
+		},
 		"live":                {run: run("x", v1alpha1.BackupPhaseInProgress), stays: true},
 		"waits":               {run: run("x", "WaitingForPluginOperations"), stays: true},
 		"stored, with record": {run: run("x", v1alpha1.BackupPhaseCompleted), stored: true, stays: true},
@@ -190,7 +229,12 @@ func TestWhichSnapshotsLeave(t *testing.T) {
 			if test.location != "" {
 				location = test.location
 			}
-			h.kept("c", "x", location)
+			h.kept("c", "x", location, test.storeID)
+			if test.change != nil {
+				record, err := h.locations.Get("default")
+				must(t, err)
+				test.change(record)
+			}
 			if left := h.left(); (len(left) == 1) != test.stays {
 				t.Errorf("left is %v", left)
 			}

@@ -62,6 +62,11 @@ func (r *BackupRun) Deleting() bool {
 	return r.Spec.Deletion != nil && (r.Status.Phase.Ended() || r.standsForStored())
 }
 
+// NeverStored reports an end that the store can't hold: refused, or another backup has the name.
+func (s *BackupRunStatus) NeverStored() bool {
+	return s.Phase == v1alpha1.BackupPhaseFailedValidation || s.Phase.Ended() && !s.Stored && len(s.ValidationErrors) > 0
+}
+
 // standsForStored reports whether the run, which never begins, was created to delete a backup
 // without a run.
 func (r *BackupRun) standsForStored() bool {
