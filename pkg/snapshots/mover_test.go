@@ -4,6 +4,7 @@
 package snapshots
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -367,6 +368,8 @@ func TestExposedAgain(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v.name(), DeletionTimestamp: &deleted, Finalizers: []string{"x"}}}
 	evicted := exposedPod(v.name(), "backup")
 	evicted.Status.Phase, evicted.Status.Message = corev1.PodFailed, "the node had no memory"
+	earlier := exposedPod(v.name(), "backup")
+	earlier.Annotations = map[string]string{annotationHandle: "of an earlier cut"}
 	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v.name()}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
 	for name, test := range map[string]struct {
 		kube  []runtime.Object
@@ -376,6 +379,7 @@ func TestExposedAgain(t *testing.T) {
 		"a claim that is being deleted":          {kube: []runtime.Object{claim, exposedPod(v.name(), "backup")}, words: "the deletion of the claim"},
 		"a claim that is gone":                   {kube: []runtime.Object{exposedPod(v.name(), "backup")}, words: "the pod"},
 		"a VolumeSnapshot that is being deleted": {half: true, words: "the deletion of the VolumeSnapshot"},
+		"a pod with an earlier cut":              {kube: []runtime.Object{bound, earlier}, words: "the pod"},
 		"an evicted pod":                         {kube: []runtime.Object{bound, evicted}, words: "to be made anew: the node had no memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -440,6 +444,9 @@ func TestExposedAgain(t *testing.T) {
 				}
 				if len(said) == 0 || !strings.Contains(said[0], test.words) {
 					t.Errorf("said is %q, want first %q", said, test.words)
+				}
+				if pod, err := pods.Get(t.Context(), v.name(), metav1.GetOptions{}); err != nil || cmp.Or(pod.Annotations[annotationHandle], taken.Handle) != taken.Handle {
+					t.Errorf("the pod has another cut, or %v", err)
 				}
 			})
 		})

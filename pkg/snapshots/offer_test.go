@@ -791,6 +791,21 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestLeaveOthers: of a backup's snapshots that stay, those leave that its last attempt does not use.
+func TestLeaveOthers(t *testing.T) {
+	s, beside, another := newSidecars(t), volume(), volume()
+	beside.KeepLocal, beside.Moved, another.Backup = 3, true, "another"
+	used, other, foreign := s.kept(volume()), s.kept(beside), s.kept(another)
+	if err := s.client().LeaveOthers(t.Context(), "backup", func(content string) bool { return content == used }); err != nil {
+		t.Fatal(err)
+	}
+	for content, leaves := range map[string]bool{used: false, other: true, foreign: false} {
+		if got := s.object(Contents, "", content).GetLabels()[LabelMoved] != ""; got != leaves {
+			t.Errorf("%s leaves: %t, want %t", content, got, leaves)
+		}
+	}
+}
+
 // TestAForgedAttempt: a VolumeSnapshot that a tenant has labelled as a later attempt deletes no snapshot.
 func TestAForgedAttempt(t *testing.T) {
 	for _, fate := range []Fate{Live, Stored} {
