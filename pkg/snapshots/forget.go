@@ -58,7 +58,7 @@ func (c *Client) forget(ctx context.Context, content string, uid types.UID, stil
 	}
 }
 
-// Leave has the sweep forget a failed volume's kept cut when its backup has ended.
+// Leave has the sweep forget a kept cut when its backup has ended.
 func (c *Client) Leave(ctx context.Context, content string) error {
 	for pause := time.Duration(0); ; {
 		found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
@@ -72,6 +72,31 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 			return err
 		}
 	}
+}
+
+// LeaveLocal has the sweep forget the snapshots beside a claim's deleted data, in the backups that isOf reports. It
+// may be repeated.
+func (c *Client) LeaveLocal(ctx context.Context, namespace, claim string, isOf func(backup types.UID, storeName, location string) bool) error {
+	selector := LabelCluster + "=" + c.clusterUID + "," + LabelVolume + "=" + VolumeLabel(namespace, claim) + "," + LabelKeepLocal
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the snapshots of the claim %s/%s: %w", namespace, claim, err)
+	}
+	var failures []error
+	for i := range contents {
+		of := &contents[i]
+		storeName, location := Place(of.Labels)
+		if !isOf(types.UID(of.Labels[LabelBackup]), storeName, location) {
+			continue
+		}
+		if err := c.Leave(ctx, of.Name); err != nil {
+			failures = append(failures, fmt.Errorf("have the VolumeSnapshotContent %s forgotten: %w", of.Name, err))
+		}
+	}
+	return errors.Join(failures...)
 }
 
 // Discard begins to forget all snapshots of a backup deleted from its place. A copy elsewhere has none. It waits

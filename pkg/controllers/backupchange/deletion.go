@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -33,7 +34,8 @@ const (
 )
 
 // deleteVolumes deletes a volume's whole history, or one volume backup. It writes the deletion beside
-// each backup, then a removal of the snapshots into each store, for the repository's maintenance.
+// each backup, then a removal of the snapshots into each store, for the repository's maintenance. Snapshots
+// beside the data are left to the sweep.
 //
 //   - A backup stays, without the volume; later changes repeat the deletion.
 //   - Held backups, and backups that this cluster has not signed, stay.
@@ -53,6 +55,9 @@ func (w *work) deleteVolumes(ctx context.Context) error {
 	}
 	if err := w.askForRemoval(ctx); err != nil {
 		return w.waits(ctx, "it is in the store, and the removal of the data could not be asked for yet", err)
+	}
+	if err := w.leaveSnapshots(ctx); err != nil {
+		return w.waits(ctx, "it counts, and waits until the snapshots in the volume's storage can be deleted", err)
 	}
 	// Last: each attempt repeats it under Longhorn's lock, and only its own failure causes one.
 	if err := w.deleteLonghorns(ctx); err != nil {
@@ -310,4 +315,29 @@ func (w *work) askForRemoval(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// leaveSnapshots has the snapshots beside the deleted data forgotten. A copy of a backup in another location
+// has none. A location that does not exist has another name now.
+func (w *work) leaveSnapshots(ctx context.Context) error {
+	places := map[types.UID][]format.Place{}
+	for i := range w.deleted() {
+		if target := &w.change.Spec.Targets[i]; target.BackupName == "" {
+			places[target.UID] = append(places[target.UID], format.Place{StoreName: target.StoreName, Location: target.StorageLocation})
+		}
+	}
+	if w.LeaveSnapshots == nil || len(places) == 0 {
+		return nil
+	}
+	return try(ctx, func(ctx context.Context) error {
+		return w.LeaveSnapshots(ctx, w.change.Spec.Namespace, w.change.Spec.Volume, func(backup types.UID, storeName, location string) bool {
+			return slices.ContainsFunc(places[backup], func(of format.Place) bool {
+				if of.StoreName != storeName || of.Location == location {
+					return of.StoreName == storeName
+				}
+				_, err := w.locations.Get(location)
+				return apierrors.IsNotFound(err)
+			})
+		})
+	})
 }
