@@ -327,7 +327,12 @@ func newRepository(_ context.Context, c *controllerContext) (run func(context.Co
 }
 
 func newBackupChange(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
+	var leave func(ctx context.Context, namespace, claim string, isOf func(backup types.UID, at snapshots.Place) bool) error
+	if c.mover != nil {
+		leave = c.mover.LeaveLocal
+	}
 	controller, err := backupchange.New(backupchange.Config{
+		LeaveSnapshots:    leave,
 		Namespace:         c.system(),
 		Cluster:           c.cluster,
 		Keys:              c.keys,

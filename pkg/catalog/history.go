@@ -260,8 +260,10 @@ type OwnVolume struct {
 }
 
 // OwnVolume returns false for backups that this cluster has not signed, and for volumes without a claim.
-func (r Row) OwnVolume() (v OwnVolume, ok bool) {
-	backup, of := r.held().backup, r.row().shape.Value()
+func (r Row) OwnVolume() (v OwnVolume, ok bool) { return r.member().ownVolume() }
+
+func (m member) ownVolume() (v OwnVolume, ok bool) {
+	backup, of := m.held.backup, m.row().shape.Value()
 	if backup == nil || backup.Status.Origin == nil || backup.Status.Origin.Trust != v1alpha1.BackupTrustOwn || of.claimName == "" {
 		return OwnVolume{}, false
 	}

@@ -26,14 +26,15 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 
 // LastData returns the sorted claims whose newest data a backup has, among this cluster's good backups.
 // Only existing namespaces count; a recreated one continues the former. Backups that are being deleted,
-// as going reports, don't count.
-func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
+// as going reports, don't count. A kept snapshot that this cluster has no record of, as unrecorded reports, replaces none
+// with a record.
+func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool, unrecorded func(OwnVolume) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	e := c.entryAtLocked(namespace, name)
 	return claimsOf(e, func(claim Claim, i int) bool {
 		_, exists := c.trust.namespaces[claim.Namespace]
-		return (exists || c.trust.namespaces == nil) && !c.supersededLocked(newMember(e.held, i), claim, going)
+		return (exists || c.trust.namespaces == nil) && !c.supersededLocked(newMember(e.held, i), claim, going, unrecorded)
 	})
 }
 
@@ -70,7 +71,7 @@ func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 	return of
 }
 
-func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
+func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool, unrecorded func(OwnVolume) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})
 		if !ok {
@@ -81,12 +82,23 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.
 				break
 			}
 			newer := m.row()
-			if m.held != own.held && holds(m.held, newer) && (!inStorage(newer) || inStorage(own.row())) && canBring(m.held) && !c.past[m.held.location] && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
+			if m.held != own.held && holds(m.held, newer) && (!inStorage(newer) || replacesKept(m, own, unrecorded)) && canBring(m.held) && !c.past[m.held.location] && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// replacesKept reports whether a newer kept snapshot takes the place of an older one. A copy of the same
+// backup has none of its own.
+func replacesKept(newer, own member, unrecorded func(OwnVolume) bool) bool {
+	return inStorage(own.row()) && newer.held.backup.UID != own.held.backup.UID && (hasRecord(newer, unrecorded) || !hasRecord(own, unrecorded))
+}
+
+func hasRecord(m member, unrecorded func(OwnVolume) bool) bool {
+	v, ok := m.ownVolume()
+	return ok && !unrecorded(v)
 }
 
 func (c *Catalog) isLostLocked(h *held) bool {
@@ -131,7 +143,7 @@ func holds(h *held, r row) bool {
 	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic && (own || !inStorage(r))
 }
 
-// inStorage reports whether a row is no second copy of the data: it supersedes none.
+// inStorage reports whether a row is no second copy of the data.
 func inStorage(r row) bool { return r.shape.Value().method == MethodInStorage }
 
 // canBring reports whether this cluster vouches for a restorable backup, apart from doubts about

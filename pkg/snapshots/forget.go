@@ -58,7 +58,7 @@ func (c *Client) forget(ctx context.Context, content string, uid types.UID, stil
 	}
 }
 
-// Leave has the sweep forget a failed volume's kept cut when its backup has ended.
+// Leave has the sweep forget a kept cut when its backup has ended.
 func (c *Client) Leave(ctx context.Context, content string) error {
 	for pause := time.Duration(0); ; {
 		found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
@@ -77,14 +77,32 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 // LeaveOthers is Leave of each content of an ended backup that stays with it and is not used by it. An earlier attempt
 // may have decided otherwise about a claim.
 func (c *Client) LeaveOthers(ctx context.Context, backup types.UID, uses func(content string) bool) error {
-	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup)+",!"+LabelMoved)
+	return c.leaveAll(ctx, LabelBackup+"="+string(backup)+",!"+LabelMoved, func(of *VolumeSnapshotContent) bool { return !uses(of.Name) })
+}
+
+// LeaveLocal is Leave of the snapshots beside a claim's deleted data, in the backups that isOf reports. It may be
+// repeated.
+func (c *Client) LeaveLocal(ctx context.Context, namespace, claim string, isOf func(backup types.UID, at Place) bool) error {
+	return c.leaveAll(ctx, LabelVolume+"="+VolumeLabel(namespace, claim)+","+LabelKeepLocal, func(of *VolumeSnapshotContent) bool {
+		return isOf(types.UID(of.Labels[LabelBackup]), PlaceOf(of.Labels))
+	})
+}
+
+func (c *Client) leaveAll(ctx context.Context, selector string, leaves func(*VolumeSnapshotContent) bool) error {
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+selector)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
 	if err != nil {
-		return fmt.Errorf("list the snapshots of the backup: %w", err)
+		return fmt.Errorf("list the VolumeSnapshotContents with %s: %w", selector, err)
 	}
 	var failures []error
 	for i := range contents {
-		if !uses(contents[i].Name) {
-			failures = append(failures, c.Leave(ctx, contents[i].Name))
+		if !leaves(&contents[i]) {
+			continue
+		}
+		if err := c.Leave(ctx, contents[i].Name); err != nil {
+			failures = append(failures, fmt.Errorf("have the VolumeSnapshotContent %s forgotten: %w", contents[i].Name, err))
 		}
 	}
 	return errors.Join(failures...)

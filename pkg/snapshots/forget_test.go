@@ -11,8 +11,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -265,4 +267,76 @@ func TestForgetAnother(t *testing.T) {
 			t.Errorf("got %q, %v; stored is %v", waits, err, s.stored)
 		}
 	})
+}
+
+// TestLeaveLocal: only the snapshots beside a claim's deleted data leave, of the named backups and places.
+func TestLeaveLocal(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Volume)
+		leaves bool
+	}{
+		"beside the data":           {func(*Volume) {}, true},
+		"of another claim":          {func(v *Volume) { v.Claim, v.ClaimUID = "logs", "another" }, false},
+		"of another namespace":      {func(v *Volume) { v.Namespace, v.ClaimUID = "shop-2", "another" }, false},
+		"of another backup":         {func(v *Volume) { v.Backup = "another" }, false},
+		"of the backup's original":  {func(v *Volume) { v.Location = "another" }, false},
+		"kept in place of the data": {func(v *Volume) { v.Moved, v.KeepLocal = false, 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, v := newSidecars(t), volume()
+			v.Moved, v.KeepLocal = true, 3
+			test.change(&v)
+			content := s.kept(v)
+			for range 2 {
+				err := s.client().LeaveLocal(t.Context(), "shop", "data", func(backup types.UID, at Place) bool {
+					return backup == "backup" && at.StoreName == "nightly" && at.Location == "default"
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			left, err := decode[VolumeSnapshotContent](s.object(Contents, "", content))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, fate := range []Fate{Stored, Unknown} {
+				d := Decide(View{ClusterUID: ours, Contents: []VolumeSnapshotContent{*left}, Fates: map[types.UID]Fate{v.Backup: fate}})
+				if (len(d.Forget) == 1) != test.leaves {
+					t.Errorf("%v: it leaves: %t", fate, len(d.Forget) == 1)
+				}
+			}
+		})
+	}
+}
+
+// TestLeaveLocalFails: a cluster that refuses lets a deletion wait, and one without the API has no snapshots.
+func TestLeaveLocalFails(t *testing.T) {
+	s, v := newSidecars(t), volume()
+	v.Moved, v.KeepLocal = true, 3
+	s.kept(v)
+	resource := Contents.GroupResource()
+	for _, test := range []struct {
+		verb  string
+		err   error
+		words []string
+	}{
+		{"list", apierrors.NewForbidden(resource, "", errors.New("no right")), []string{"list the snapshots of the claim shop/data", "no right"}},
+		{"patch", apierrors.NewForbidden(resource, "", errors.New("no right")), []string{"have the VolumeSnapshotContent", "no right"}},
+		{"list", apierrors.NewNotFound(resource, ""), nil},
+	} {
+		s.before = func(action clienttesting.Action) error {
+			if action.GetVerb() == test.verb {
+				return test.err
+			}
+			return nil
+		}
+		err := s.client().LeaveLocal(t.Context(), "shop", "data", func(types.UID, Place) bool { return true })
+		if test.words == nil {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		expectError(t, err, test.words...)
+	}
 }

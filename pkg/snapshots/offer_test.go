@@ -791,6 +791,28 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestSamePlace: a snapshot leaves with the backup in the store of its cut, and not with a copy.
+func TestSamePlace(t *testing.T) {
+	now := Place{StoreName: "a", Location: "default", StoreID: "the-store"}
+	for of, want := range map[Place]bool{
+		now:                                   true,
+		{StoreName: "a", Location: "default"}: true,
+		{StoreName: "b", Location: "default"}: false,
+		{StoreName: "a", Location: "default", StoreID: "another"}:            false,
+		{StoreName: "a", Location: "a-former-name", StoreID: "the-store"}:    true,
+		{StoreName: "b", Location: "a-former-name", StoreID: "the-store"}:    false,
+		{StoreName: "a", Location: "an-absent-original", StoreID: "another"}: false,
+		{StoreName: "a", Location: "an-absent-original"}:                     false,
+	} {
+		if of.Is(now) != want {
+			t.Errorf("%+v: %t, want %t", of, !want, want)
+		}
+	}
+	if unknown := (Place{StoreName: "a", Location: "default"}); !now.Is(unknown) {
+		t.Error("the name does not count where the store's id is not known")
+	}
+}
+
 // TestLeaveOthers: of a backup's snapshots that stay, those leave that its last attempt does not use.
 func TestLeaveOthers(t *testing.T) {
 	s, beside, another := newSidecars(t), volume(), volume()

@@ -305,6 +305,15 @@ type Place struct {
 	StoreID             string // empty if it was unknown at the cut
 }
 
+// Is reports whether a place is still this one: by the store's id if both are known, since a location may have another
+// name by now. A copy of a backup is in another place.
+func (p Place) Is(now Place) bool {
+	if p.StoreID != "" && now.StoreID != "" {
+		return p.StoreName == now.StoreName && p.StoreID == now.StoreID
+	}
+	return p.StoreName == now.StoreName && p.Location == now.Location
+}
+
 // PlaceOf returns the place of the backup of a labelled snapshot.
 func PlaceOf(labels map[string]string) Place {
 	return Place{StoreName: joined(labels, labelStoreName), Location: joined(labels, labelLocation), StoreID: joined(labels, labelStoreID)}

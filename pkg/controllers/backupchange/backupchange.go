@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -38,6 +39,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -62,8 +64,10 @@ type Config struct {
 	Secrets   location.Secrets
 	// EnsureRepository is as repository.EnsureRecord.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
-	Events           events.EventRecorder
-	Clock            clock.WithTicker
+	// LeaveSnapshots is snapshots.Client.LeaveLocal; nil if the cluster makes no snapshots.
+	LeaveSnapshots func(ctx context.Context, namespace, claim string, isOf func(backup types.UID, at snapshots.Place) bool) error
+	Events         events.EventRecorder
+	Clock          clock.WithTicker
 
 	ChangeInformer   engineinformers.BackupChangeInformer
 	LocationInformer engineinformers.StorageLocationInformer

@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -33,7 +34,8 @@ const (
 )
 
 // deleteVolumes deletes a volume's whole history, or one volume backup. It writes the deletion beside
-// each backup, then a removal of the snapshots into each store, for the repository's maintenance.
+// each backup, then a removal of the snapshots into each store, for the repository's maintenance. Snapshots
+// beside the data are left to the sweep.
 //
 //   - A backup stays, without the volume; later changes repeat the deletion.
 //   - Held backups, and backups that this cluster has not signed, stay.
@@ -53,6 +55,9 @@ func (w *work) deleteVolumes(ctx context.Context) error {
 	}
 	if err := w.askForRemoval(ctx); err != nil {
 		return w.waits(ctx, "it is in the store, and the removal of the data could not be asked for yet", err)
+	}
+	if err := w.leaveSnapshots(ctx); err != nil {
+		return w.waits(ctx, "it counts, and waits until the snapshots in the volume's storage can be deleted", err)
 	}
 	// Last: each attempt repeats it under Longhorn's lock, and only its own failure causes one.
 	if err := w.deleteLonghorns(ctx); err != nil {
@@ -310,4 +315,29 @@ func (w *work) askForRemoval(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// leaveSnapshots has the snapshots beside the deleted data forgotten. A copy of a backup in another location
+// has none.
+func (w *work) leaveSnapshots(ctx context.Context) error {
+	places := map[types.UID][]snapshots.Place{}
+	for i := range w.deleted() {
+		target := &w.change.Spec.Targets[i]
+		if target.BackupName != "" {
+			continue
+		}
+		at := snapshots.Place{StoreName: target.StoreName, Location: target.StorageLocation}
+		if record, err := w.locations.Get(at.Location); err == nil {
+			at.StoreID = record.Status.StoreID
+		}
+		places[target.UID] = append(places[target.UID], at)
+	}
+	if w.LeaveSnapshots == nil || len(places) == 0 {
+		return nil
+	}
+	return try(ctx, func(ctx context.Context) error {
+		return w.LeaveSnapshots(ctx, w.change.Spec.Namespace, w.change.Spec.Volume, func(backup types.UID, at snapshots.Place) bool {
+			return slices.ContainsFunc(places[backup], at.Is)
+		})
+	})
 }

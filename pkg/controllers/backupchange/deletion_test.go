@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -391,5 +392,60 @@ func TestLonghorns(t *testing.T) {
 	}
 	if opened != 2 {
 		t.Error("Longhorn's store is opened although that is not allowed any more")
+	}
+}
+
+// TestLocalSnapshotsLeave: the snapshots beside deleted data leave, when the deletion is in the store and no restore
+// may need them, and before it is done. Those of other backups, and of a copy's original, stay.
+func TestLocalSnapshotsLeave(t *testing.T) {
+	w := newWorld(t)
+	w.stored(2, w.Cluster)
+	asked := w.ask(2, 0, 1)
+	calls, fails := 0, errors.New("no right")
+	w.LeaveSnapshots = func(_ context.Context, namespace, claim string, isOf func(types.UID, snapshots.Place) bool) error {
+		if calls++; namespace != "shop" || claim != "data" {
+			t.Errorf("the snapshots of %s/%s leave", namespace, claim)
+		}
+		for i := range 2 {
+			if _, volumes := w.deleted(i); volumes != 2 {
+				t.Errorf("they leave when of backup %d %d volumes are deleted", i, volumes)
+			}
+		}
+		for _, c := range []struct {
+			backup              types.UID
+			storeName, location string
+			want                bool
+		}{
+			{uidOf(0), storeNameOf(0), "default", true}, {uidOf(1), storeNameOf(1), "default", true},
+			{uidOf(1), storeNameOf(1), "original", false}, {uidOf(2), storeNameOf(2), "default", false}, {uidOf(1), storeNameOf(0), "default", false},
+		} {
+			if got := isOf(c.backup, snapshots.Place{StoreName: c.storeName, Location: c.location}); got != c.want {
+				t.Errorf("the one of %s at %s in %s leaves: %t", c.backup, c.storeName, c.location, got)
+			}
+		}
+		return fails
+	}
+	restore, err := w.Engine.RestoreRuns(system).Create(t.Context(), &enginev1alpha1.RestoreRun{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.back"},
+		Spec:       enginev1alpha1.RestoreRunSpec{Backup: enginev1alpha1.RestoreSource{RestoredBackup: v1alpha1.RestoredBackup{UID: uidOf(1), StorageLocation: "default"}, StoreName: storeNameOf(1)}},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	must(t, w.deletions.sync(t.Context(), asked.Name))
+	if calls > 0 {
+		t.Error("they leave while a restore may need them")
+	}
+	restore.Status.Phase = v1alpha1.RestorePhaseCompleted
+	_, err = w.Engine.RestoreRuns(system).UpdateStatus(t.Context(), restore, metav1.UpdateOptions{})
+	must(t, err)
+	if err := w.deletions.sync(t.Context(), asked.Name); !errors.Is(err, fails) {
+		t.Errorf("got %v, want %v", err, fails)
+	}
+	if record := w.record(asked.Name); record.Done() || w.removal(asked) == nil || !strings.Contains(record.Status.Message, "snapshots") {
+		t.Errorf("while they can't leave, the record says %+v", record.Status)
+	}
+	fails = nil
+	must(t, w.deletions.sync(t.Context(), asked.Name))
+	if !w.record(asked.Name).Done() || calls != 2 {
+		t.Errorf("after %d calls the record says %+v", calls, w.record(asked.Name).Status)
 	}
 }

@@ -58,33 +58,6 @@ func (d *discards) discard(_ context.Context, uid types.UID, isOf func(snapshots
 	return d.fails
 }
 
-// TestIsIn: a snapshot is discarded with the backup in the store of its cut, and not with a copy.
-func TestIsIn(t *testing.T) {
-	record := newLocation("default", "")
-	for _, test := range []struct {
-		of   snapshots.Place
-		want bool
-	}{
-		{snapshots.Place{StoreName: "a", Location: "default"}, true},
-		{snapshots.Place{StoreName: "b", Location: "default"}, false},
-		{snapshots.Place{StoreName: "a", Location: "default", StoreID: "the-store"}, true},
-		{snapshots.Place{StoreName: "a", Location: "default", StoreID: "another"}, false},
-		{snapshots.Place{StoreName: "a", Location: "a-former-name", StoreID: "the-store"}, true},
-		{snapshots.Place{StoreName: "b", Location: "a-former-name", StoreID: "the-store"}, false},
-		{snapshots.Place{StoreName: "a", Location: "an-absent-original", StoreID: "another"}, false},
-		{snapshots.Place{StoreName: "a", Location: "an-absent-original"}, false},
-	} {
-		record.Status.StoreID = "the-store"
-		if got := isIn(record, "a")(test.of); got != test.want {
-			t.Errorf("%+v: %t, want %t", test.of, got, test.want)
-		}
-	}
-	record.Status.StoreID = ""
-	if !isIn(record, "a")(snapshots.Place{StoreName: "a", Location: "default", StoreID: "the-store"}) {
-		t.Error("the name does not count where the store's id is not known")
-	}
-}
-
 func (d *discards) called() []types.UID {
 	d.mu.Lock()
 	defer d.mu.Unlock()

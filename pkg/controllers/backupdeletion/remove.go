@@ -176,22 +176,12 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	if err != nil {
 		return err
 	}
-	err = c.DiscardSnapshots(ctx, backupUID(run), isIn(record, run.Name))
+	now := snapshots.Place{StoreName: run.Name, Location: record.Name, StoreID: record.Status.StoreID}
+	err = c.DiscardSnapshots(ctx, backupUID(run), func(at snapshots.Place) bool { return at.Is(now) })
 	if err != nil && ctx.Err() == nil {
 		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
 	}
 	return err
-}
-
-// isIn reports whether a place is a location's. The location may have had another name then, and a copy of the
-// backup may be in a location that is absent now.
-func isIn(record *enginev1alpha1.StorageLocation, storeName string) func(snapshots.Place) bool {
-	return func(of snapshots.Place) bool {
-		if of.StoreID != "" && record.Status.StoreID != "" {
-			return of.StoreName == storeName && of.StoreID == record.Status.StoreID
-		}
-		return of.StoreName == storeName && of.Location == record.Name
-	}
 }
 
 var errRecordGone = errors.New("the record is gone")

@@ -27,8 +27,11 @@ type backup struct {
 	held       bool
 	deleting   bool
 	good       bool
-	reach      reach
-	scope      scope
+	// second: it keeps snapshots, and is listed after another location's backup of its name. It may be a
+	// copy without snapshots, and can't be deleted before the other one.
+	second bool
+	reach  reach
+	scope  scope
 }
 
 type reach struct{ included, excluded string }
@@ -64,6 +67,7 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		!deleting && (!phase.Ended() || phase == v1alpha1.BackupPhaseUnreadable) {
 		return backup{}, false
 	}
+	keepsSnapshots := status.Volumes != nil && status.Volumes.InStorage > 0
 	b := backup{
 		NamespacedName: types.NamespacedName{Namespace: object.Namespace, Name: object.Name},
 		uid:            object.UID,
@@ -73,8 +77,9 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		started:        object.CreationTimestamp.Time,
 		good: (phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed) && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
 			!meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesListed),
-		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
-		scope: scopeOf(&object.Spec, status.Volumes != nil && status.Volumes.InStorage > 0),
+		reach:  reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
+		scope:  scopeOf(&object.Spec, keepsSnapshots),
+		second: keepsSnapshots && strings.Contains(object.Name, "@"),
 	}
 	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0) &&
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionVolumesDamaged)
@@ -150,7 +155,7 @@ const maxFiltered = 100
 
 // lastGood returns the backups that a namespace needs, each with the namespace. A good backup may be
 // deleted if a newer good one includes the same namespaces and covers its scope. For selections by
-// resources or labels, that holds for the newest maxFiltered.
+// resources or labels, that holds for the newest maxFiltered. A second one replaces none.
 func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	// Of equal reach and scope only the newest counts.
 	type kind struct {
@@ -159,7 +164,7 @@ func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	}
 	newest := map[kind]backup{}
 	for _, b := range backups {
-		if !b.good {
+		if !b.good || b.second {
 			continue
 		}
 		k := kind{b.reach, b.scope}

@@ -336,6 +336,30 @@ func TestSnapshotsAreNoSecondCopy(t *testing.T) {
 	}
 }
 
+// TestCopiesOfKeptSnapshots: only the first of equal backups that keep snapshots can be deleted, so it stays, by any
+// uid of its copy. A copy of moved data is as good as the original.
+func TestCopiesOfKeptSnapshots(t *testing.T) {
+	for _, c := range []struct {
+		inStorage int32
+		copied    types.UID
+		want      types.UID
+	}{{1, "a", "m"}, {1, "z", "m"}, {0, "a", "m"}, {0, "z", "z"}} {
+		var backups []backup
+		for name, uid := range map[string]types.UID{"nightly": "m", "nightly@offsite": c.copied} {
+			b, ok := own(stored(name, epoch, of("a"), func(b *v1alpha1.Backup) {
+				b.UID, b.Status.Volumes = uid, &v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1, InStorage: c.inStorage}
+			}))
+			if !ok {
+				t.Fatal("it is not our own")
+			}
+			backups = append(backups, b)
+		}
+		if got := lastGood(backups, []string{"a"}); len(got) != 1 || got[c.want] != "a" {
+			t.Errorf("with %d in their storage, and a copy %s, it keeps %v, want %s", c.inStorage, c.copied, got, c.want)
+		}
+	}
+}
+
 // Who asks for each backup by another selector does not have all of them kept, but the newest of
 // so many, and nothing of that lets the last one of everything go.
 func TestLastGoodOfManySelections(t *testing.T) {

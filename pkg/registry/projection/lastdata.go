@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
 
 // HeldClaims returns the claims whose data a stored backup holds.
@@ -22,6 +23,12 @@ func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 	return p.stores.catalog.LastData(namespace, name, func(other v1alpha1.BackupReference) bool {
 		run := p.runs.byBackup.Get(backupKey{Namespace: other.Namespace, Name: other.Name})
 		return run != nil && run.Deleting()
+	}, func(v catalog.OwnVolume) bool {
+		if p.Snapshots == nil {
+			return false
+		}
+		found, known := p.Snapshots.Has(v.Cluster, v.Backup, v.Namespace, v.Claim, false)
+		return known && !found
 	})
 }
 
