@@ -355,7 +355,7 @@ func newRestoreVolumes(_ context.Context, c *controllerContext) (run func(contex
 }
 
 func newBackupDeletion(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	var discard func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
+	var discard func(ctx context.Context, backup types.UID, isOf func(snapshots.Place) bool) error
 	var adopt func(ctx context.Context, lost []snapshots.Lost) error
 	if c.mover != nil {
 		discard, adopt = c.mover.Discard, c.mover.Adopt

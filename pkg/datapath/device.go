@@ -118,6 +118,9 @@ func restoreDevice(ctx context.Context, r *repository.Repository, man *snapshot.
 			return RestoreResult{}, fmt.Errorf("clear the block device: %w", err)
 		}
 	}
+	if !cleared {
+		p.SetTotal(device.Size(), 1)
+	}
 	out := &output{progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
 	out.notes.logger = klog.FromContext(ctx)
 	done, err := MemoryOf(ctx).file(ctx)
@@ -133,12 +136,29 @@ func restoreDevice(ctx context.Context, r *repository.Repository, man *snapshot.
 	if err := out.copy(ctx, &deviceTarget{ctx, device, p, !cleared}, from, file.Size(), file.Open); err != nil {
 		return RestoreResult{}, fmt.Errorf("restore snapshot %s: %w", req.SnapshotID, err)
 	}
+	if !cleared {
+		if err := writeZeros(ctx, device, file.Size(), p); err != nil {
+			return RestoreResult{}, fmt.Errorf("fill the rest of the block device with zeros: %w", err)
+		}
+	}
 	p.AddFile()
 	p.Call(func() { err = device.Sync(ctx) })
 	if err != nil {
 		return RestoreResult{}, fmt.Errorf("write the block device to its disk: %w", err)
 	}
 	return RestoreResult{TotalBytes: file.Size(), Files: 1, Warnings: out.notes.warnings()}, nil
+}
+
+func writeZeros(ctx context.Context, device *blockdevice.Device, from int64, p *Progress) (err error) {
+	zeros := make([]byte, 1<<20)
+	for at := from; at < device.Size(); at += int64(len(zeros)) {
+		part := zeros[:min(int64(len(zeros)), device.Size()-at)]
+		if p.Call(func() { err = device.Write(ctx, part, at) }); err != nil {
+			return err
+		}
+		p.Add(int64(len(part)))
+	}
+	return nil
 }
 
 // deviceTarget may have other bytes than zeros before.

@@ -8,8 +8,13 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +34,28 @@ func serveDevice(t *testing.T, content []byte) (folder, path string) {
 		must(t, <-served)
 	})
 	return folder, path
+}
+
+// withoutHoles serves what another folder serves, as a device that can't discard. It returns its folder.
+func withoutHoles(t *testing.T, of string) string {
+	t.Helper()
+	folder := t.TempDir()
+	listener, err := net.Listen("unix", filepath.Join(folder, "device.sock"))
+	must(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "device"})
+	proxy.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(of, "device.sock"))
+	}}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodDelete {
+			http.Error(w, "operation not supported", http.StatusNotImplemented)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
+	return folder
 }
 
 func (s store) uploadDevice(t *testing.T, content []byte) UploadResult {
@@ -66,21 +93,27 @@ func TestDeviceRoundTrip(t *testing.T) {
 	if first.SnapshotID == second.SnapshotID {
 		t.Error("the snapshots are one")
 	}
-	for name, before := range map[string][]byte{
-		"used":   bytes.Repeat([]byte{7}, len(content)),
-		"larger": bytes.Repeat([]byte{7}, len(content)+8<<20),
+	for name, test := range map[string]struct {
+		larger int
+		full   bool // no bytes can be discarded
+	}{
+		"used": {}, "larger": {larger: 8<<20 + 17}, "used, and full": {full: true}, "larger, and full": {8<<20 + 17, true},
 	} {
-		folder, path := serveDevice(t, before)
+		size, moved := len(content)+test.larger, int64(len(content))
+		folder, path := serveDevice(t, bytes.Repeat([]byte{7}, size))
+		if test.full {
+			folder, moved = withoutHoles(t, folder), int64(size)
+		}
 		var p Progress
 		restored, err := Restore(t.Context(), s.client(t), RestoreRequest{SnapshotID: second.SnapshotID, Path: folder, Device: true}, &p)
 		must(t, err)
 		got, err := os.ReadFile(path)
 		must(t, err)
-		if !bytes.Equal(got[:len(content)], content) || len(got) != len(before) {
+		if want := append(slices.Clone(content), make([]byte, test.larger)...); !bytes.Equal(got, want) {
 			t.Errorf("%s: the device has something else", name)
 		}
-		if restored.TotalBytes != int64(len(content)) || restored.Files != 1 || p.Done() != restored.TotalBytes {
-			t.Errorf("%s: restored %+v, %d bytes are done", name, restored, p.Done())
+		if restored.TotalBytes != int64(len(content)) || restored.Files != 1 || p.Done() != moved || p.Total() != moved {
+			t.Errorf("%s: restored %+v, %d of %d bytes are done, want %d", name, restored, p.Done(), p.Total(), moved)
 		}
 	}
 }

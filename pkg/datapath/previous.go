@@ -23,6 +23,8 @@ import (
 // systems keep times in units of up to two seconds, which hide a second change.
 var racy = 2 * time.Second
 
+const skew = time.Minute // between the clocks of a snapshot's storage and of the files
+
 type basis struct {
 	complete *snapshot.Manifest
 	// spare has the snapshots that spare reading unchanged files; none for a full read.
@@ -72,13 +74,23 @@ func spread(every time.Duration, of Source) time.Duration {
 	return every - time.Duration(float64(every)/4*float64(sum.Sum32())/math.MaxUint32)
 }
 
+// dataOf returns a time that no data of a snapshot is older than: the upload's start or, long before
+// it, the cut that it has read.
+func dataOf(man *snapshot.Manifest) time.Time {
+	begun := man.StartTime.ToTime()
+	if cut, err := time.Parse(time.RFC3339, man.Tags[tagCut]); err == nil && cut.Add(-skew).Before(begun) {
+		return cut.Add(-skew)
+	}
+	return begun
+}
+
 // since returns the second from which on a changed file is read again: the older snapshot's, since
 // a file may be in either.
 func (b basis) since() int64 {
 	second := int64(math.MaxInt64)
 	for _, man := range append(slices.Clone(b.spare), b.complete) {
 		if man != nil {
-			second = min(second, man.StartTime.ToTime().Add(-racy).Unix())
+			second = min(second, dataOf(man).Add(-racy).Unix())
 		}
 	}
 	return second

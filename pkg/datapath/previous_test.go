@@ -62,12 +62,43 @@ func TestChangeThatKeepsSizeAndTime(t *testing.T) {
 	}
 }
 
+// So is a file that has changed after a snapshot of the volume was cut, and before its upload began.
+func TestChangeBetweenCutAndUpload(t *testing.T) {
+	was := racy
+	racy = -time.Hour // files of the last hour count as old
+	t.Cleanup(func() { racy = was })
+	for name, test := range map[string]struct {
+		cut  time.Time
+		want string
+	}{
+		"an upload of live files":               {time.Time{}, "before"},
+		"a cut, and its upload":                 {time.Now(), "before"},
+		"a cut, and its upload two hours later": {time.Now().Add(-2 * time.Hour), "behind"},
+		"a cut by a clock that is ahead a day":  {time.Now().Add(24 * time.Hour), "before"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, dir := newStore(t), t.TempDir()
+			aged(t, filepath.Join(dir, "file"), "before")
+			_, err := Upload(t.Context(), s.client(t), UploadRequest{Path: dir, Source: web, Cut: test.cut}, new(Progress))
+			must(t, err)
+			disguise(t, filepath.Join(dir, "file"), "behind")
+			s.expectContent(t, s.upload(t, dir, web).SnapshotID, "file", test.want)
+		})
+	}
+}
+
 // A file is read again if its content or its inode has changed in or after the unit of time in which
-// the previous snapshot began.
+// the previous snapshot began, or was cut.
 func TestRecentFiles(t *testing.T) {
 	start := time.Date(2026, 1, 2, 3, 4, 5, 500_000_000, time.UTC)
 	man := &snapshot.Manifest{StartTime: fs.UTCTimestampFromTime(start)}
 	vol := &volume{since: basis{complete: man, spare: []*snapshot.Manifest{man}}.since()}
+	cut := &snapshot.Manifest{StartTime: fs.UTCTimestampFromTime(start.Add(time.Hour)), Tags: map[string]string{tagCut: start.Add(skew).Format(time.RFC3339)}}
+	for name, b := range map[string]basis{"snapshot": {complete: cut}, "checkpoint": {spare: []*snapshot.Manifest{cut}}} {
+		if got := b.since(); got != vol.since {
+			t.Errorf("the %s of a cut has %d, want %d", name, got, vol.since)
+		}
+	}
 	for _, test := range []struct {
 		mtime, ctime time.Duration // after the start
 		mode         uint32

@@ -56,6 +56,7 @@ const (
 	tagClaim     = "holdfast.io/claim-uid"
 	tagRecord    = "holdfast.io/upload-uid"
 	tagFullRead  = "holdfast.io/full-read"
+	tagCut       = "holdfast.io/cut"
 	// tagCheckpoint marks a checkpoint of a long upload, for its next attempt.
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
@@ -80,7 +81,9 @@ type UploadRequest struct {
 	Source Source
 	// FullReadEvery bounds the time between uploads that read every file; zero means never.
 	FullReadEvery time.Duration
-	Backup        types.UID
+	// Cut is when the volume's snapshot was cut, if one is read. Later changes are not in it.
+	Cut    time.Time
+	Backup types.UID
 	// Record is the uid of the VolumeUpload, optional. Its earlier unreported snapshots are
 	// replaced.
 	Record types.UID
@@ -99,6 +102,9 @@ func (r *UploadRequest) tags() map[string]string {
 	}
 	if r.StoreName != "" && r.ClusterUID != "" {
 		tags[tagStoreName], tags[tagCluster] = r.StoreName, r.ClusterUID
+	}
+	if !r.Cut.IsZero() {
+		tags[tagCut] = r.Cut.UTC().Format(time.RFC3339)
 	}
 	if r.Source.ClaimUID != "" {
 		tags[tagClaim] = string(r.Source.ClaimUID)

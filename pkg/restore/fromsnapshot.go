@@ -133,8 +133,8 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	if err != nil {
 		return found, fmt.Errorf("read the StorageClass %s: %w", name, err)
 	}
-	if driver == "" && e.spec.PlanOnly && e.createsClass(name) {
-		return found, nil
+	if driver == "" {
+		driver = e.plannedClass(name)
 	}
 	if driver == "" {
 		return found, fmt.Errorf("its data is a snapshot of the driver %s, and there is no StorageClass %s: create it, or map it to one of the driver by storageClassMapping", found.Driver, name)
@@ -162,13 +162,21 @@ func from(found snapshots.Found) string {
 	return text
 }
 
-func (e *execution) createsClass(name string) bool {
-	for i := range e.graph.Nodes {
-		if item := e.graph.Nodes[i].Item; item != nil && item.APIGroup == classKind.group && item.KindName == classKind.kind && item.Name == name {
-			return e.outcomes[i] == actionCreate
-		}
+// noteClass notes the driver of a StorageClass that a plan creates.
+func (e *execution) noteClass(item *manifest.Item, desired *unstructured.Unstructured) {
+	if item.APIGroup != classKind.group || item.KindName != classKind.kind {
+		return
 	}
-	return false
+	driver, _, _ := unstructured.NestedString(desired.Object, "provisioner")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.classes[desired.GetName()] = driver
+}
+
+func (e *execution) plannedClass(name string) (driver string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.classes[name]
 }
 
 func (e *execution) planSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (string, error) {

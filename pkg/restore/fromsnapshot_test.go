@@ -134,13 +134,18 @@ func isTaken(called []string) bool { return slices.Contains(called, "Withdraw") 
 // kept is a backup of a claim whose data is a snapshot in the storage of its volume, and of its pod.
 func kept(t *testing.T, changes ...func(map[string]any)) *source.Backup {
 	t.Helper()
+	return keptBeside(t, nil, changes...)
+}
+
+func keptBeside(t *testing.T, others []map[string]any, changes ...func(map[string]any)) *source.Backup {
+	t.Helper()
 	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
 	changes = append([]func(map[string]any){
 		with("fast", "spec", "storageClassName"), with("1Gi", "spec", "resources", "requests", "storage"), with("pv", "spec", "volumeName"),
 		with(map[string]any{"matchLabels": map[string]any{"disk": "old"}}, "spec", "selector"),
 		with(map[string]any{"kind": "PersistentVolumeClaim", "name": "other"}, "spec", "dataSourceRef"),
 	}, changes...)
-	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data", changes...), pod)
+	backup := backupOf(t, append(others, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data", changes...), pod)...)
 	volume := source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a"}, ClaimName: "data"}}
 	volume.Snapshot = &format.SnapshotSource{Driver: "ebs", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1", Size: 4}}
 	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
@@ -382,17 +387,50 @@ func TestPathsOfASnapshot(t *testing.T) {
 	}
 }
 
-// TestPlanOfASnapshot: a plan looks for the snapshot, and offers nothing.
+// TestPlanOfASnapshot: a plan looks for the snapshot, and offers nothing. It does so for a claim that waits for the
+// end of another, and for a StorageClass that the restore creates.
 func TestPlanOfASnapshot(t *testing.T) {
-	d := newStorage(t)
-	plan := want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{PlanOnly: true}), v1alpha1.RestorePhaseCompleted)
-	d.calls(t, "Locate")
-	const from = "its data is the snapshot snap-1 of the driver ebs"
-	if i := slices.IndexFunc(plan.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); i < 0 || plan.Items[i].Action != "create" || plan.Items[i].Reason != from {
-		t.Errorf("the plan is %+v", plan.Items)
+	const from, waits = "its data is the snapshot snap-1 of the driver ebs", "one of its name is being deleted, and is waited for"
+	leaving := func(d *storage) {
+		d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("2026-01-02T03:04:05Z", "metadata", "deletionTimestamp")))
 	}
-	if d.server.writes > 0 {
-		t.Errorf("it made %d writes", d.server.writes)
+	missing := func(d *storage) { d.missing = errors.New("it was deleted") }
+	for name, test := range map[string]struct {
+		class, driver string // of the StorageClass in the backup
+		change        []func(*storage)
+		reason, fails string
+	}{
+		"a new claim":                       {reason: from},
+		"one is being deleted":              {change: []func(*storage){leaving}, reason: waits + "; " + from},
+		"one is being deleted, no snapshot": {change: []func(*storage){leaving, missing}, fails: "it was deleted"},
+		"a new class":                       {class: "new", driver: "ebs", reason: from},
+		"a new class of another":            {class: "new", driver: "nfs.example.com", fails: "the StorageClass new is of nfs.example.com"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			for _, change := range test.change {
+				change(d)
+			}
+			var others []map[string]any
+			var changes []func(map[string]any)
+			if test.class != "" {
+				others = append(others, obj("storage.k8s.io/v1", "StorageClass", "", test.class, with(test.driver, "provisioner")))
+				changes = append(changes, with(test.class, "spec", "storageClassName"))
+			}
+			ended := d.run(t.Context(), keptBeside(t, others, changes...), v1alpha1.RestoreSpec{PlanOnly: true, ExistingVolumePolicy: v1alpha1.ExistingVolumeReplace})
+			d.calls(t, "Locate")
+			if d.server.writes > 0 {
+				t.Errorf("it made %d writes", d.server.writes)
+			}
+			if test.fails != "" {
+				want(t, ended, v1alpha1.RestorePhasePartiallyFailed, test.fails, "it uses the claim a/data")
+				return
+			}
+			plan := want(t, ended, v1alpha1.RestorePhaseCompleted)
+			if i := slices.IndexFunc(plan.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); i < 0 || plan.Items[i].Action != "create" || plan.Items[i].Reason != test.reason {
+				t.Errorf("the plan is %+v", plan.Items)
+			}
+		})
 	}
 }
 

@@ -51,6 +51,7 @@ var fakeKinds = []metav1.APIResourceList{
 	{GroupVersion: "apps/v1", APIResources: []metav1.APIResource{{Name: "deployments", SingularName: "deployment", Kind: "Deployment", Namespaced: true, ShortNames: []string{"deploy"}}, {Name: "deployments/status", Kind: "Deployment", Namespaced: true}, {Name: "replicasets", Kind: "ReplicaSet", Namespaced: true}}},
 	{GroupVersion: "rbac.authorization.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "rolebindings", Kind: "RoleBinding", Namespaced: true}}},
 	{GroupVersion: "holdfast.io/v1alpha1", APIResources: []metav1.APIResource{{Name: "backups", Kind: "Backup", Namespaced: true}, {Name: "schedules", Kind: "Schedule", Namespaced: true}}},
+	{GroupVersion: "storage.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "storageclasses", Kind: "StorageClass"}}},
 	{GroupVersion: "apiextensions.k8s.io/v1", APIResources: []metav1.APIResource{{Name: "customresourcedefinitions", Kind: "CustomResourceDefinition"}}},
 }
 

@@ -382,7 +382,11 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			e.noteSource(item, about, live)
 			return live.GetUID(), actionCreate, "", nil, e.setStatus(ctx, k, about, status, live.GetUID())
 		case live.GetDeletionTimestamp() != nil && e.spec.PlanOnly:
-			return "", actionCreate, "one of its name is being deleted, and is waited for", nil, nil
+			reason, err := e.planSnapshot(ctx, item, about, desired)
+			if reason != "" {
+				reason = "; " + reason
+			}
+			return "", actionCreate, "one of its name is being deleted, and is waited for" + reason, nil, err
 		case live.GetDeletionTimestamp() != nil:
 			if err := e.awaitGone(ctx, k, live); err != nil {
 				return "", 0, "", nil, err
@@ -443,6 +447,7 @@ func (e *execution) bringNew(ctx context.Context, k *kind, item *manifest.Item, 
 	case e.spec.VolumesOnly:
 		return fail(errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly"))
 	case e.spec.PlanOnly:
+		e.noteClass(item, desired)
 		reason, err := e.planSnapshot(ctx, item, about, desired)
 		return nil, true, "", actionCreate, reason, err
 	}

@@ -208,6 +208,8 @@ type execution struct {
 	keepsData map[*manifest.Item]bool
 	// fromLocal are claims made from a snapshot beside their moved data.
 	fromLocal map[*manifest.Item]bool
+	// classes are the drivers of the StorageClasses that a plan creates, by name.
+	classes map[string]string
 	// sparedVolumes are unfilled volumes without a claim, by the pod's uid in the backup and name.
 	sparedVolumes map[types.NamespacedName]bool
 	// held are items that use a claim without data, with its name.
@@ -244,6 +246,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		kept:          map[types.NamespacedName]bool{},
 		keepsData:     map[*manifest.Item]bool{},
 		fromLocal:     map[*manifest.Item]bool{},
+		classes:       map[string]string{},
 		sparedVolumes: map[types.NamespacedName]bool{},
 		held:          map[*manifest.Item]string{},
 		left:          map[*kind][]subject{},

@@ -27,8 +27,12 @@ func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.
 		return refused("snapshots are to be deleted by their handles, and this controller uses none: start it with --snapshots, or "+giveUp, run.Name)
 	}
 	var backup *source.Backup
+	unknown := 0
 	err := deletion.Try(ctx, func(ctx context.Context) (err error) {
 		backup, err = source.OpenVolumes(ctx, target, format.Place{StoreName: run.Name, Location: record.Name, SystemNamespace: c.Namespace, Now: c.Clock.Now()}, deletion.UID)
+		if err == nil {
+			unknown, err = backup.UnknownHandles(ctx, run.Name)
+		}
 		return err
 	})
 	switch {
@@ -38,6 +42,8 @@ func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.
 		return refused("%v: "+giveUp, err, run.Name)
 	case err != nil:
 		return err
+	case unknown > 0:
+		return refused("snapshots are to be deleted by their handles, and the backup does not tell the handles of %d: delete those in the storage, and "+giveUp, unknown, run.Name)
 	}
 	var lost []snapshots.Lost
 	for i := range backup.Volumes {

@@ -4,6 +4,8 @@
 package backupdeletion
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"strings"
@@ -38,6 +40,21 @@ func (w *world) writeKept(name string) {
 	writeVolumes(w, w.faulty, name, format.NewPodVolumeBackup(backup, name, kept), format.NewPodVolumeBackup(backup, name, moved), format.NewPodVolumeBackup(backup, name, both))
 }
 
+func (w *world) removeInfos(name string) {
+	w.Helper()
+	object, err := w.faulty.Attributes(w.Context(), format.VolumeInfoKey(name))
+	must(w, err)
+	must(w, w.faulty.Delete(w.Context(), object))
+}
+
+func zipped(text string) []byte {
+	var content bytes.Buffer
+	zip := gzip.NewWriter(&content)
+	_, _ = zip.Write([]byte(text))
+	_ = zip.Close()
+	return content.Bytes()
+}
+
 // TestSnapshotsByHandle: the snapshots that only a backup names are adopted before anything of it is removed, and
 // only if its deletion asks for that, and its location trusts its writers. Until they are, it is whole.
 func TestSnapshotsByHandle(t *testing.T) {
@@ -48,6 +65,7 @@ func TestSnapshotsByHandle(t *testing.T) {
 	for name, test := range map[string]struct {
 		asked, trusted, off bool
 		fails               error
+		lists               func(w *world)
 		adopted             []snapshots.Lost
 		says                string
 	}{
@@ -56,11 +74,25 @@ func TestSnapshotsByHandle(t *testing.T) {
 		"not trusted":                 {asked: true, says: "set spec.trustSnapshotHandles of its storage location"},
 		"while the driver is away":    {asked: true, trusted: true, fails: errors.New("no answer"), adopted: lost, says: "found in the storage: no answer"},
 		"while no snapshots are used": {asked: true, trusted: true, off: true, says: "start it with --snapshots"},
+		"without known handles": {asked: true, trusted: true, lists: func(w *world) {
+			writeInfos(w, w.faulty, "a", format.VolumeInfo{PVCNamespace: app, PVCName: "old", BackupMethod: format.MethodCSISnapshot})
+		}, says: "does not tell the handles of 1: "},
+		"of Velero before 1.13": {asked: true, trusted: true, lists: func(w *world) {
+			w.removeInfos("a")
+			must(w, w.faulty.Put(w.Context(), format.CSISnapshotsKey("a"), zipped(`[{"metadata":{"name":"one"}},{"metadata":{"name":"two"}}]`)))
+		}, says: "does not tell the handles of 2: "},
+		"of Velero before 1.13, without any": {asked: true, trusted: true, lists: func(w *world) {
+			w.removeInfos("a")
+			must(w, w.faulty.Put(w.Context(), format.CSISnapshotsKey("a"), zipped(`[]`)))
+		}, adopted: lost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, t.TempDir())
 				w.writeKept("a")
+				if test.lists != nil {
+					test.lists(w)
+				}
 				locations := w.EngineV1alpha1().StorageLocations(system)
 				record, err := locations.Get(t.Context(), "default", metav1.GetOptions{})
 				must(t, err)

@@ -282,29 +282,24 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, s
 	}
 	record := v.recordOf(u.volume, exposed.Node)
 	record.Spec.Holder, record.Spec.PersistentVolume, record.Spec.Device = exposed.Pod, exposed.PersistentVolume, exposed.Device
-	if u.volume.Snapshot.KeepLocal > 0 {
-		if err := noteCut(record, u.taken); err != nil {
-			return err
-		}
+	if err := noteCut(record, u.taken); err != nil {
+		return err
 	}
 	return v.createPatiently(ctx, record)
 }
-
-// annotationCut has the cut that an upload reads, as JSON, for a later attempt.
-const annotationCut = "engine.holdfast.io/snapshot-cut"
 
 func noteCut(record *enginev1alpha1.VolumeUpload, cut *format.SnapshotCut) error {
 	text, err := json.Marshal(cut)
 	if err != nil {
 		return err
 	}
-	metav1.SetMetaDataAnnotation(&record.ObjectMeta, annotationCut, string(text))
+	metav1.SetMetaDataAnnotation(&record.ObjectMeta, enginev1alpha1.AnnotationCut, string(text))
 	return nil
 }
 
 func cutOf(record *enginev1alpha1.VolumeUpload) *format.SnapshotCut {
 	var cut format.SnapshotCut
-	if json.Unmarshal([]byte(record.Annotations[annotationCut]), &cut) != nil {
+	if json.Unmarshal([]byte(record.Annotations[enginev1alpha1.AnnotationCut]), &cut) != nil {
 		return nil
 	}
 	return &cut

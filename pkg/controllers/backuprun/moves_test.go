@@ -249,6 +249,9 @@ func TestSnapshotIsMoved(t *testing.T) {
 				if record.Spec != want {
 					t.Errorf("the upload is %+v\nwant %+v", record.Spec, want)
 				}
+				if cut := cutOf(record); cut == nil || !cut.Time.Time.Equal(instant) {
+					t.Errorf("the upload tells of the cut %+v, want one at %s", cut, instant)
+				}
 				h.report(e.volume.Name, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
 				if !closed(e.ended) || e.volume.Status.SnapshotID != "s" || e.volume.Node != "node-7" || !e.volume.Status.StartTimestamp.Time.Equal(instant) {
 					t.Errorf("the volume is %+v", e.volume)

@@ -6,6 +6,7 @@ package volumework
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -58,6 +59,13 @@ func uploadStatus(record *enginev1alpha1.VolumeUpload) Status {
 	}
 }
 
+// cutOf returns the zero time without a snapshot.
+func cutOf(record *enginev1alpha1.VolumeUpload) time.Time {
+	var cut struct{ Time time.Time }
+	_ = json.Unmarshal([]byte(record.Annotations[enginev1alpha1.AnnotationCut]), &cut) // older controllers write none
+	return cut.Time
+}
+
 type uploader struct {
 	fullReadEvery time.Duration // as in datapath.UploadRequest
 }
@@ -81,6 +89,7 @@ func (u uploader) upload(ctx context.Context, r *repository.Repository, record *
 		ClusterUID: record.Spec.ClusterUID,
 
 		FullReadEvery: u.fullReadEvery,
+		Cut:           cutOf(record),
 	}, p)
 	return Result[*enginev1alpha1.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -474,6 +475,57 @@ func TestVolumesWithoutFiles(t *testing.T) {
 		if len(b.NotTaken) != 1 || b.NotTaken[types.NamespacedName{Namespace: "shop", Name: "idle"}] != "no pod runs" {
 			t.Errorf("not taken: %v", b.NotTaken)
 		}
+	}
+}
+
+// broken fails with err for a key.
+type broken struct {
+	Store
+	key string
+	err error
+}
+
+func (b broken) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	if key == b.key {
+		return nil, b.err
+	}
+	return b.Store.Get(ctx, key)
+}
+
+// TestPersistentVolumesThatCannotBeRead: no backup is restored without what it says of its persistent
+// volumes, since claims without their data would be taken for empty ones. Velero until 1.12 has no such list.
+func TestPersistentVolumesThatCannotBeRead(t *testing.T) {
+	key := format.VolumeInfoKey("b")
+	for name, test := range map[string]struct {
+		change func(bucket *store.Bucket) Store
+		put    bool
+		want   error
+		says   string
+	}{
+		"as it was":               {func(b *store.Bucket) Store { return b }, true, nil, ""},
+		"never written":           {func(b *store.Bucket) Store { return b }, false, nil, ""},
+		"missing":                 {func(b *store.Bucket) Store { check(t, b.Remove(t.Context(), key)); return b }, true, ErrRefused, "its list of persistent volumes is missing"},
+		"another":                 {func(b *store.Bucket) Store { check(t, b.Put(t.Context(), key, packed(t, []int{}))); return b }, true, ErrRefused, "digest"},
+		"damaged":                 {func(b *store.Bucket) Store { check(t, b.Put(t.Context(), key, []byte("x"))); return b }, true, nil, "read the persistent volumes"},
+		"while the store is away": {func(b *store.Bucket) Store { return broken{b, key, store.ErrUnavailable} }, true, store.ErrUnavailable, "read the persistent volumes"},
+		"never written, and away": {func(b *store.Bucket) Store { return broken{b, key, store.ErrUnavailable} }, false, store.ErrUnavailable, "read the persistent volumes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bucket := storetest.Memory(t)
+			w := write(t, bucket, "b", true, some(1)...)
+			if test.put {
+				w.put(t, key, packed(t, []format.VolumeInfo{{PVCNamespace: "shop", PVCName: "data", BackupMethod: format.MethodCSISnapshot}}))
+			}
+			w.finish(t)
+			bad := test.change(bucket)
+			_, whole := Open(t.Context(), bad, placeOf("b"), "", nil)
+			_, volumes := OpenVolumes(t.Context(), bad, placeOf("b"), "")
+			for _, err := range []error{whole, volumes} {
+				if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) || test.want != nil && !errors.Is(err, test.want) {
+					t.Errorf("got %v, want %q", err, test.says)
+				}
+			}
+		})
 	}
 }
 

@@ -48,7 +48,7 @@ func (v *Volume) Claim() types.NamespacedName {
 }
 
 // readVolumes reads the snapshots of volumes. Facts about persistent volumes are in another file,
-// which may be missing.
+// which Velero until 1.12 has not.
 func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
 	key := format.PodVolumeBackupsKey(storeName)
 	_, volumes := b.contents.Of(key)
@@ -69,15 +69,12 @@ func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
 		if _, ok := b.contents.Of(key); ok {
 			return refused("its list of volumes is missing")
 		}
-		b.join(ctx, storeName)
-		return nil
 	case errors.Is(err, errSum):
 		return refused("its list of volumes: %w", err)
 	case err != nil:
 		return fmt.Errorf("read the volumes of the backup %s: %w", storeName, err)
 	}
-	b.join(ctx, storeName)
-	return nil
+	return b.join(ctx, storeName)
 }
 
 // Delete marks volumes that were deleted from the backup later.
@@ -161,20 +158,23 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 
 // join adds facts about persistent volumes, the volumes stored by Velero's snapshots, and claims
 // without data.
-func (b *Backup) join(ctx context.Context, storeName string) {
+func (b *Backup) join(ctx context.Context, storeName string) error {
 	var infos []format.VolumeInfo
 	key := format.VolumeInfoKey(storeName)
 	err := b.summed(ctx, key, func(r io.Reader) (err error) {
 		infos, err = format.ReadVolumeInfo(r)
 		return err
 	})
-	if err != nil {
-		if !errors.Is(err, store.ErrNotFound) {
-			b.Warnings = append(b.Warnings, fmt.Sprintf("what the backup says of its persistent volumes can't be read: %v", err))
-		}
-		_, named := b.contents.Of(key)
-		b.uploads = !named && errors.Is(err, store.ErrNotFound) // of Velero until 1.12
-		return
+	switch _, named := b.contents.Of(key); {
+	case errors.Is(err, store.ErrNotFound) && named:
+		return refused("its list of persistent volumes is missing")
+	case errors.Is(err, store.ErrNotFound):
+		b.uploads = true // of Velero until 1.12
+		return nil
+	case errors.Is(err, errSum):
+		return refused("its list of persistent volumes: %w", err)
+	case err != nil:
+		return fmt.Errorf("read the persistent volumes of the backup %s: %w", storeName, err)
 	}
 	byClaim := map[types.NamespacedName]*format.VolumeInfo{}
 	for i := range infos {
@@ -216,6 +216,30 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 			})
 		}
 	}
+	return nil
+}
+
+// UnknownHandles counts the CSI snapshots in the volumes' storage whose handles the backup does not
+// tell, as Velero's before 1.13.
+func (b *Backup) UnknownHandles(ctx context.Context, storeName string) (count int, err error) {
+	for i := range b.Volumes {
+		if b.Volumes[i].Problem == format.StoredInStorage {
+			count++
+		}
+	}
+	if !b.uploads {
+		return count, nil
+	}
+	err = b.summed(ctx, format.CSISnapshotsKey(storeName), func(r io.Reader) error {
+		return format.ReadCSISnapshots(r, func(format.CSISnapshot) error {
+			count++
+			return nil
+		})
+	})
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return 0, fmt.Errorf("read the CSI snapshots of the backup %s: %w", storeName, err)
+	}
+	return count, nil
 }
 
 func compareNames(a, b types.NamespacedName) int {

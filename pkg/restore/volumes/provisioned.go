@@ -97,15 +97,29 @@ func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1
 	}
 }
 
-// madeFor fails if a claim is bound to an older volume: Kubernetes may find one for it, and then
-// ignores its source.
-func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+const (
+	// annotationFound is on volumes that were there, and that Kubernetes has bound to a claim. A CSI
+	// driver's provisioner creates a volume as the claim's.
+	annotationFound = "pv.kubernetes.io/bound-by-controller"
+	// annotationMadeBy names the driver whose provisioner has made a volume.
+	annotationMadeBy = "pv.kubernetes.io/provisioned-by"
+)
+
+// madeFor fails if a claim is bound to a volume that is not made from its source: Kubernetes may find
+// one for it, and then ignores the source.
+func (r *Restorer) madeFor(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) error {
+	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, live.Spec.VolumeName, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("%w: its volume: %w", errUnread, err)
 	}
-	if volume.CreationTimestamp.Time.Before(claim.CreationTimestamp.Add(-skew)) {
+	by := volume.Annotations[annotationMadeBy]
+	switch of := claim.Data.Snapshot; {
+	case volume.CreationTimestamp.Time.Before(live.CreationTimestamp.Add(-skew)):
 		return fmt.Errorf("it was bound to the volume %s, which is older, and holds something else", volume.Name)
+	case metav1.HasAnnotation(volume.ObjectMeta, annotationFound):
+		return fmt.Errorf("it was bound to the volume %s, which was there before, and holds something else", volume.Name)
+	case of != nil && by != "" && by != of.Driver:
+		return fmt.Errorf("it was bound to the volume %s, which %s has made, and the snapshot is of %s", volume.Name, by, of.Driver)
 	}
 	return nil
 }
@@ -115,7 +129,7 @@ func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.Persistent
 		live, err := r.live(ctx, claim)
 		bound := err == nil && live.UID == of.UID && live.Status.Phase == corev1.ClaimBound
 		if bound {
-			err = r.madeFor(ctx, live)
+			err = r.madeFor(ctx, claim, live)
 		}
 		switch {
 		case err != nil && ctx.Err() == nil && errors.Is(err, errUnread): // it is asked again

@@ -64,34 +64,48 @@ func bind(claim *corev1.PersistentVolumeClaim) {
 	claim.Spec.VolumeName, claim.Status.Phase = "pv-of-"+claim.Name, corev1.ClaimBound
 }
 
-// TestProvisionedFromElsewhere: a claim that was bound to an older volume has other data. A volume that can't be
-// read for a while is read again.
+// TestProvisionedFromElsewhere: a claim that was bound to a volume that is not made from the snapshot has other
+// data. A volume that can't be read for a while is read again.
 func TestProvisionedFromElsewhere(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t)
-		r := h.restorer()
-		result := begin(t.Context(), r, h.provisioned("data"))
-		volumes := h.Kube.CoreV1().PersistentVolumes()
-		if err := volumes.Delete(t.Context(), "pv-of-data", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		h.change("data", func(claim *corev1.PersistentVolumeClaim) {
-			bind(claim)
-			claim.CreationTimestamp = metav1.Now()
+	for name, test := range map[string]struct {
+		age         time.Duration
+		annotations map[string]string
+		says        string
+	}{
+		"made for it":             {0, map[string]string{annotationMadeBy: "driver"}, ""},
+		"made, as nobody says":    {0, nil, ""},
+		"older":                   {time.Hour, nil, "bound to the volume pv-of-data, which is older"},
+		"as young, and was there": {0, map[string]string{annotationMadeBy: "driver", annotationFound: "yes"}, "bound to the volume pv-of-data, which was there before"},
+		"made by another driver":  {0, map[string]string{annotationMadeBy: "other"}, "which other has made, and the snapshot is of driver"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newHarness(t)
+				r := h.restorer()
+				result := begin(t.Context(), r, h.provisioned("data"))
+				volumes := h.Kube.CoreV1().PersistentVolumes()
+				if err := volumes.Delete(t.Context(), "pv-of-data", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				h.change("data", func(claim *corev1.PersistentVolumeClaim) {
+					bind(claim)
+					claim.CreationTimestamp = metav1.Now()
+				})
+				time.Sleep(2 * bindLook)
+				if err, ok := ended(result); ok {
+					t.Errorf("without its volume it has ended: %v", err)
+				}
+				volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-of-data", Annotations: test.annotations, CreationTimestamp: metav1.NewTime(time.Now().Add(-test.age))}}
+				if _, err := volumes.Create(t.Context(), volume, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(2 * bindLook)
+				if err, ok := ended(result); !ok || (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+					t.Errorf("ended: %t, %v, want %q", ok, err, test.says)
+				}
+			})
 		})
-		time.Sleep(2 * bindLook)
-		if err, ok := ended(result); ok {
-			t.Errorf("without its volume it has ended: %v", err)
-		}
-		older := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-of-data", CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}}
-		if _, err := volumes.Create(t.Context(), older, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(2 * bindLook)
-		if err, ok := ended(result); !ok || err == nil || !strings.Contains(err.Error(), "bound to the volume pv-of-data, which is older") {
-			t.Errorf("ended: %t, %v", ok, err)
-		}
-	})
+	}
 }
 
 func counted(t *testing.T, r *Restorer, want v1alpha1.RestoreVolumesProgress) {

@@ -20,6 +20,9 @@ const (
 	// LabelHooked marks a VolumeUpload of a pod with hooks. If the hooks run again meanwhile, the
 	// upload must begin anew.
 	LabelHooked = "engine.holdfast.io/hooked"
+	// AnnotationCut has the cut that a VolumeUpload reads, as JSON: its Time is for the agent, all of
+	// it for the backup's next attempt.
+	AnnotationCut = "engine.holdfast.io/snapshot-cut"
 )
 
 // NodeLabel returns a node's LabelNode: its name, or a digest of a name too long for a label.
