@@ -232,7 +232,8 @@ func literal(value string) json.RawMessage {
 	return encoded
 }
 
-// apply changes an object by each matching rule, in order. After an error it is unusable.
+// apply changes an object by each matching rule, in order. As in Velero, a rule with a patch "test"
+// that fails changes nothing. After an error the object is unusable.
 func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource) error {
 	for i := range m.rules {
 		rule := &m.rules[i]
@@ -255,6 +256,9 @@ func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, res
 			continue
 		}
 		patched, err := rule.patch(ctx, encoded, o)
+		if errors.Is(err, jsonpatch.ErrTestFailed) {
+			continue
+		}
 		if err == nil && len(patched) > maxPatched {
 			err = fmt.Errorf("it leaves an object of more than %d bytes", maxPatched)
 		}

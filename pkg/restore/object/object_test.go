@@ -281,6 +281,21 @@ resourceModifierRules:
 			object: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web}}, spec: {replicas: 3, template: {spec: {containers: [{name: a, image: i}, {name: b, image: i}]}}}}`,
 			want:   `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web, "n": "1"}, annotations: {a: b}}, spec: {replicas: 1, template: {spec: {containers: [{name: a, image: i}, {name: b, image: new}]}}}}`,
 		},
+		"a test of a modifier that fails leaves out its rule alone, in any order of its patches": {
+			resource: "configmaps",
+			modifiers: `
+version: v1
+resourceModifierRules:
+- conditions: {groupResource: configmaps}
+  patches: [{operation: test, path: /data/k, value: other}, {operation: remove, path: /data/none}]
+- conditions: {groupResource: configmaps}
+  patches: [{operation: replace, path: /data/k, value: lost}, {operation: test, path: /data/none, value: other}]
+- conditions: {groupResource: configmaps}
+  patches: [{operation: test, path: /data/k, value: v}, {operation: add, path: /data/l, value: w}]
+`,
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`,
+			want:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v, l: w}}`,
+		},
 		"an error of a modifier keeps the object back": {
 			resource:  "configmaps",
 			modifiers: `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [{operation: remove, path: /data/none}]}]}`,
