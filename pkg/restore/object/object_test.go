@@ -281,6 +281,23 @@ resourceModifierRules:
 			object: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web}}, spec: {replicas: 3, template: {spec: {containers: [{name: a, image: i}, {name: b, image: i}]}}}}`,
 			want:   `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web, "n": "1"}, annotations: {a: b}}, spec: {replicas: 1, template: {spec: {containers: [{name: a, image: i}, {name: b, image: new}]}}}}`,
 		},
+		"each modifier's conditions look at the object without the others": {
+			resource: "configmaps",
+			modifiers: `
+version: v1
+resourceModifierRules:
+- conditions: {groupResource: configmaps, matches: [{path: /data/k, value: v}]}
+  mergePatches: [{patchData: "{metadata: {labels: {l: new}}, data: {k: w}}"}]
+- conditions: {groupResource: configmaps, matches: [{path: /data/k, value: w}]}
+  patches: [{operation: remove, path: /data}]
+- conditions: {groupResource: configmaps, labelSelector: {matchLabels: {l: new}}}
+  patches: [{operation: remove, path: /data}]
+- conditions: {groupResource: configmaps, labelSelector: {matchLabels: {l: old}}, matches: [{path: /data/k, value: v}]}
+  patches: [{operation: copy, from: /data/k, path: /data/x}]
+`,
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: old}}, data: {k: v}}`,
+			want:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: new}}, data: {k: w, x: w}}`,
+		},
 		"a test of a modifier that fails leaves out its rule alone, in any order of its patches": {
 			resource: "configmaps",
 			modifiers: `
