@@ -290,8 +290,8 @@ type ExecRestoreHook struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=32768
 	Command []string `json:"command"`
-	// On failure, Fail (default) runs no further commands of the pod, and counts an error. Continue
-	// goes on, with a warning.
+	// By default a failure is an error, and the pod's further commands run. Fail: they do not run.
+	// Continue: they run, and the failure is a warning.
 	// +optional
 	// +kubebuilder:validation:Enum=Continue;Fail
 	OnError HookErrorMode `json:"onError,omitempty"`
