@@ -8480,7 +8480,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"restorePVs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
+							Description: "Whether volumes and their data are restored. If false, claims come back empty. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -134,7 +134,7 @@ func TestDesired(t *testing.T) {
 		},
 		"pitfall 7: a claim with data loses its binding and its source, and gets another class": {
 			resource: "persistentvolumeclaims", spec: v1alpha1.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
-			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
+			facts: Facts{TakesNewVolume: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, finalizers: [kubernetes.io/pvc-protection], annotations: {
 			  pv.kubernetes.io/bind-completed: "yes", volume.kubernetes.io/selected-node: n1, volume.kubernetes.io/storage-provisioner: p, mine: v}},
 			  spec: {storageClassName: old, volumeName: pv1, dataSource: {kind: VolumeSnapshot, name: s}, accessModes: [ReadWriteOnce]}, status: {phase: Bound}}`,

@@ -181,8 +181,9 @@ type RestoreSpec struct {
 	// Whether Services get their former node ports. Default false: only those that their owner set.
 	// +optional
 	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
-	// Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of
-	// another cluster's backup, whose storage may be in use there; true creates these too.
+	// Whether volumes and their data are restored. If false, claims come back empty. Unset means yes,
+	// except PersistentVolumes of another cluster's backup, whose storage may be in use there; true
+	// creates these too.
 	// +optional
 	RestorePVs *bool `json:"restorePVs,omitempty"`
 	// Whether only volume data is restored, into existing claims.
