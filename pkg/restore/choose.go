@@ -135,7 +135,7 @@ func (c *chooser) wants(item *manifest.Item) bool {
 	if c.e.spec.VolumesOnly && !c.e.hasData(item) {
 		return false
 	}
-	if !ptr.Deref(c.e.spec.RestorePVs, true) && item.APIGroup == "" && (item.KindName == "PersistentVolumeClaim" || item.KindName == "PersistentVolume") {
+	if c.e.leavesVolumes() && isVolume(item) {
 		return false
 	}
 	if len(c.e.spec.Objects) > 0 {
@@ -191,14 +191,14 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	}
 	claims := c.claimsOfSets(all, byName)
 	add := func(item *manifest.Item) {
-		if item == nil || chosen[item] || object.SkipItem(item) != "" || c.isOwn(item) {
+		if item == nil || chosen[item] || object.SkipItem(item) != "" || c.isOwn(item) || c.e.leavesVolumes() && isVolume(item) {
 			return
 		}
 		if isNamespace(item) && len(c.named) > 0 && !c.named[item.Name] {
 			return
 		}
 		gr := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
-		if unscoped && item.Namespace == "" || c.follows && item.Namespace != "" && !c.mayFollow(item, gr) {
+		if unscoped && item.Namespace == "" || c.follows && item.Namespace != "" && !c.resources.Included(gr, true) {
 			return
 		}
 		if c.resources.IncludedRelated(gr, item.Namespace != "") {
@@ -229,14 +229,10 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	}
 }
 
-func (c *chooser) mayFollow(item *manifest.Item, gr schema.GroupResource) bool {
-	return c.resources.Included(gr, true) && (!isClaim(item) || ptr.Deref(c.e.spec.RestorePVs, true))
-}
-
 // claimsOfSets returns the claims of StatefulSets, which refer to none: chosen sets would start on
 // empty volumes.
 func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Reference]*manifest.Item) map[*manifest.Item][]*manifest.Item {
-	if len(c.e.spec.Objects) == 0 && !c.follows || !ptr.Deref(c.e.spec.RestorePVs, true) {
+	if len(c.e.spec.Objects) == 0 && !c.follows {
 		return nil
 	}
 	claims := map[*manifest.Item][]*manifest.Item{}
@@ -266,6 +262,13 @@ func (e *execution) warnOfNoData(claim *manifest.Item, a action, about subject, 
 }
 
 func (e *execution) warnOfEmptyClaim(claim *manifest.Item, about subject) {
+	if e.leavesVolumes() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.empty.Add(about.namespace, about.namespace+"/"+about.name)
+		e.report.info(about, "it comes back empty, since restorePVs is false")
+		return
+	}
 	reason := e.Backup.NotTaken[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]
 	e.report.warn(about, "it comes back empty, since the backup does not hold its data: "+cmp.Or(reason, "no pod that used it was backed up with it"))
 }

@@ -55,6 +55,82 @@ func TestClaimsWithoutData(t *testing.T) {
 	}
 }
 
+// TestClaimsWithoutVolumes: with restorePVs false, claims come back as new ones. Neither their data nor a volume that
+// is kept for them is touched, and one warning counts them. A tenant's names the claims of its namespace.
+func TestClaimsWithoutVolumes(t *testing.T) {
+	claim := func(namespace, name string, changes ...func(map[string]any)) map[string]any {
+		return obj("v1", "PersistentVolumeClaim", namespace, name, append(changes, with("pv", "spec", "volumeName"))...)
+	}
+	volume := obj("v1", "PersistentVolume", "", "pv", with("Retain", "spec", "persistentVolumeReclaimPolicy"), with("Released", "status", "phase"),
+		with(map[string]any{"namespace": "a", "name": "data", "uid": "old-PersistentVolumeClaim-a-data"}, "spec", "claimRef"))
+	user := obj("v1", "Pod", "a", "p", with("user-uid", "metadata", "uid"), with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
+	lone := lonePod("/")
+	work := claim("a", "lone-work", ownedBy(lone))
+	backup := backupOf(t, volume, user, lone, work, obj("v1", "PersistentVolumeClaim", "a", "pending"), claim("b", "data"),
+		claim("a", "data", with(map[string]any{"kind": "VolumeSnapshot", "name": "s"}, "spec", "dataSource"), with(map[string]any{}, "spec", "selector")))
+	backup.Volumes = append(withData(t, lone, "scratch").Volumes,
+		source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}, Problem: "it was backed up as CSISnapshot"})
+	for name, test := range map[string]struct {
+		live   []map[string]any
+		policy v1alpha1.ExistingResourcePolicy
+		plan   bool
+		tenant string
+		says   string
+	}{
+		"all":             {says: "claims come back empty, since restorePVs is false: 3 (a/"},
+		"planned":         {plan: true, says: "claims come back empty, since restorePVs is false: 3 (a/"},
+		"for a tenant":    {tenant: "b", says: "claims come back empty, since restorePVs is false: 3 (b/data; and 2 more)"},
+		"some that exist": {live: []map[string]any{claim("a", "data")}, policy: v1alpha1.ExistingResourceUpdate, says: "claims come back empty, since restorePVs is false: 2 ("},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			for _, namespace := range []string{"a", "b"} {
+				s.add("namespaces", obj("v1", "Namespace", "", namespace))
+				s.add("serviceaccounts", obj("v1", "ServiceAccount", namespace, "default"))
+			}
+			s.add("persistentvolumes", volume)
+			for _, o := range test.live {
+				s.add("persistentvolumeclaims", o)
+			}
+			r := request("r", v1alpha1.RestoreSpec{RestorePVs: new(false), PlanOnly: test.plan, ExistingResourcePolicy: test.policy})
+			if test.tenant != "" {
+				r.Run.Spec.RestoreRef.Namespace = test.tenant
+			}
+			filled := recording{holding: holding{t}, claims: new([]string), pods: new([]string)}
+			ended := want(t, s.run(t.Context(), backup, r, func(d *Dependencies) {
+				d.Volumes = filled
+				d.Allowed = func(context.Context, Right) (bool, error) { return true, nil }
+			}), v1alpha1.RestorePhaseCompleted, test.says)
+			if len(*filled.claims) > 0 || len(*filled.pods) > 0 {
+				t.Errorf("filled are the claims %v and the volumes %v", *filled.claims, *filled.pods)
+			}
+			for _, o := range ended.Items {
+				if o.Kind == "PersistentVolume" || o.Kind == "PersistentVolumeClaim" && (o.Action == "create") == (o.Name == "lone-work" || o.Name == "data" && o.Namespace == "a" && test.live != nil) {
+					t.Errorf("%s: %s %s %s", o.Action, o.Kind, o.Name, o.Reason)
+				}
+			}
+			if reference, _, _ := unstructured.NestedMap(s.get("persistentvolumes", "", "pv").Object, "spec", "claimRef"); reference["uid"] == nil {
+				t.Error("the claim takes over the volume that is kept")
+			}
+			if s.get("pods", "a", "p") == nil != test.plan {
+				t.Error("the pod that uses the claim is missing")
+			}
+			if !test.plan && len(s.waiters(t)) > 0 {
+				t.Errorf("a pod waits for the data of its volume: %v", s.waiters(t))
+			}
+			made := s.get("persistentvolumeclaims", "a", "data")
+			if test.plan || test.live != nil {
+				return
+			}
+			for _, field := range []string{"volumeName", "dataSource", "selector"} {
+				if value, found, _ := unstructured.NestedFieldNoCopy(made.Object, "spec", field); found {
+					t.Errorf("the claim has the %s %v", field, value)
+				}
+			}
+		})
+	}
+}
+
 // wantChosen fails the test unless just these objects of a backup are chosen, as KIND NAMESPACE/NAME.
 func wantChosen(t *testing.T, backup *source.Backup, spec v1alpha1.RestoreSpec, names ...string) *report {
 	t.Helper()
@@ -88,7 +164,7 @@ func TestClaimsOfSets(t *testing.T) {
 		claim("a", "data-web-0"), claim("a", "log-data-web-12"), claim("a", "data-my-web-0"), claim("a", "data-web"), claim("a", "web-0"), claim("b", "data-web-0"))
 	objects := []v1alpha1.RestoreObject{{Resource: "statefulsets", Namespace: "a", Name: "web"}}
 	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects}, "StatefulSet a/web", "PersistentVolumeClaim a/data-web-0", "PersistentVolumeClaim a/log-data-web-12")
-	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects, RestorePVs: new(bool)}, "StatefulSet a/web")
+	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects, RestorePVs: new(bool)}, "StatefulSet a/web", "PersistentVolumeClaim a/data-web-0", "PersistentVolumeClaim a/log-data-web-12")
 }
 
 // wantTold fails the test unless these are what a report tells, each of one text.

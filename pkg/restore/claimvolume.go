@@ -31,7 +31,7 @@ func isVolume(item *manifest.Item) bool {
 // claims.
 func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about subject, content *unstructured.Unstructured) error {
 	name, _, _ := unstructured.NestedString(content.Object, "spec", "volumeName")
-	if !isClaim(item) || name == "" || e.hasData(item) || e.request.tenant() || about.namespace != item.Namespace {
+	if !isClaim(item) || name == "" || e.hasData(item) || e.leavesVolumes() || e.request.tenant() || about.namespace != item.Namespace {
 		return nil
 	}
 	keeps, err := e.keepsVolume(ctx, item, about, name)

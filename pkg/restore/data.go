@@ -35,6 +35,10 @@ type Volumes interface {
 	Warnings() []string
 }
 
+// leavesVolumes reports whether the spec leaves out volumes and their data. Claims come back empty
+// then, as in Velero.
+func (e *execution) leavesVolumes() bool { return !ptr.Deref(e.spec.RestorePVs, true) }
+
 func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	if item.APIGroup != "" || item.KindName != "PersistentVolumeClaim" {
 		return nil
@@ -43,7 +47,7 @@ func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 }
 
 func (e *execution) hasData(item *manifest.Item) bool {
-	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil && !e.keepsData[item]
+	return e.volumeOf(item) != nil && !e.keepsData[item]
 }
 
 func (e *execution) keepData(claim *manifest.Item) {

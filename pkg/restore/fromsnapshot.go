@@ -93,10 +93,12 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	switch {
 	case err != nil && e.hasLocal(item):
 		return found, err
+	case errors.Is(err, snapshots.ErrNoRecord):
+		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w; an administrator may restore it by its handle (docs/snapshots.md#snapshots-without-a-record), else choose a backup that has moved the data", err)
 	case err != nil:
 		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
 	case found.ByHandle && e.hasLocal(item): // the moved data needs no trust
-		return found, errors.New("this cluster has no VolumeSnapshotContent of its snapshot")
+		return found, snapshots.ErrNoRecord
 	}
 	if found.ByHandle {
 		if found.Mode, err = e.modeOf(ctx, item); err != nil {

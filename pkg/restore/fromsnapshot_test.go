@@ -255,8 +255,11 @@ func TestNoClaimFromASnapshot(t *testing.T) {
 		// runs says that a plan finds nothing.
 		runs bool
 	}{
-		"there is no snapshot":      {change: func(d *storage, _ *Dependencies) { d.missing = errors.New("another cluster has it") }, says: []string{"a snapshot in the storage of its volume: another cluster has it"}, calls: []string{"Locate"}},
-		"no snapshots are used":     {change: func(_ *storage, deps *Dependencies) { deps.Snapshots = nil }, says: []string{"start it with --snapshots"}},
+		"there is no snapshot":  {change: func(d *storage, _ *Dependencies) { d.missing = errors.New("another cluster has it") }, says: []string{"a snapshot in the storage of its volume: another cluster has it"}, calls: []string{"Locate"}},
+		"no snapshots are used": {change: func(_ *storage, deps *Dependencies) { deps.Snapshots = nil }, says: []string{"start it with --snapshots"}},
+		"there is no record of it": {change: func(d *storage, _ *Dependencies) { d.missing = fmt.Errorf("%w: it was deleted", snapshots.ErrNoRecord) }, says: []string{
+			"no VolumeSnapshotContent of its snapshot: it was deleted; an administrator may restore it by its handle (docs/snapshots.md#snapshots-without-a-record), else choose a backup that has moved the data",
+		}, calls: []string{"Locate"}},
 		"the claim has no uid":      {uid: "-", says: []string{"does not have the uid of the claim"}},
 		"the class is missing":      {class: "gone", says: []string{"a snapshot of the driver ebs, and there is no StorageClass gone", "storageClassMapping"}, calls: []string{"Locate"}},
 		"the class is of another":   {class: "nfs", says: []string{"the StorageClass nfs is of nfs.example.com", "storageClassMapping"}, calls: []string{"Locate"}},
@@ -609,6 +612,7 @@ func TestSnapshotBesideMovedData(t *testing.T) {
 		"another class of it":      {class: "gone", mapping: map[string]string{"gone": "fast"}, says: fromSnapshot, calls: []string{"Locate", "Offer", "Claim", "Withdraw"}},
 		"the moved data asked for": {annotation: "moved", calls: []string{"Claim"}},
 		"there is no snapshot":     {change: func(d *storage, _ *Dependencies) { d.missing = errors.New("it was deleted") }, says: fromLocation + "it was deleted", calls: []string{"Locate", "Claim"}},
+		"there is no record of it": {change: func(d *storage, _ *Dependencies) { d.missing = snapshots.ErrNoRecord }, says: fromLocation + snapshots.ErrNoRecord.Error(), calls: []string{"Locate", "Claim"}},
 		"only the backup names it": {change: func(d *storage, _ *Dependencies) { d.found.ByHandle = true }, says: fromLocation + "this cluster has no VolumeSnapshotContent", calls: []string{"Locate", "Claim"}},
 		"no snapshots are used":    {change: func(_ *storage, deps *Dependencies) { deps.Snapshots = nil }, says: fromLocation, calls: []string{"Claim"}},
 		"the claim has no uid":     {uid: "-", says: fromLocation, calls: []string{"Claim"}},

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,7 +73,8 @@ type hookRule struct {
 type command struct {
 	from, container string
 	words           []string
-	goOn, ready     bool
+	onError         v1alpha1.HookErrorMode
+	ready           bool
 	timeout, wait   time.Duration
 	problem         string
 }
@@ -159,7 +161,7 @@ func (h *podHooks) of(pod *corev1.Pod, about subject) (inits []map[string]any, c
 			if exec := hook.Exec; exec != nil && !byAnnotation[1] {
 				commands = append(commands, newCommand(pod, command{
 					from: rule.name, container: exec.Container, words: exec.Command,
-					goOn: exec.OnError == v1alpha1.HookErrorModeContinue, ready: ptr.Deref(exec.WaitForReady, false),
+					onError: exec.OnError, ready: ptr.Deref(exec.WaitForReady, false),
 					timeout: exec.ExecTimeout.Duration, wait: exec.WaitTimeout.Duration,
 				}))
 			}
@@ -187,8 +189,8 @@ func (h *podHooks) annotated(pod *corev1.Pod, about subject) *command {
 		}
 		found := newCommand(pod, command{
 			from: "of the annotation " + domain + "command", container: pod.Annotations[domain+"container"], words: podhooks.Command(words),
-			goOn:    pod.Annotations[domain+"on-error"] == string(v1alpha1.HookErrorModeContinue),
-			ready:   pod.Annotations[domain+"wait-for-ready"] == "true",
+			onError: v1alpha1.HookErrorMode(pod.Annotations[domain+"on-error"]),
+			ready:   h.truth(pod, about, domain+"wait-for-ready"),
 			timeout: h.duration(pod, about, domain+"exec-timeout"),
 			wait:    h.duration(pod, about, domain+"wait-timeout"),
 		})
@@ -212,6 +214,15 @@ func (h *podHooks) duration(pod *corev1.Pod, about subject, annotation string) t
 		return validation.MaxHookTimeout
 	}
 	return d
+}
+
+func (h *podHooks) truth(pod *corev1.Pod, about subject, annotation string) bool {
+	text := pod.Annotations[annotation]
+	truth, err := strconv.ParseBool(text)
+	if err != nil && text != "" {
+		h.e.report.warn(about, fmt.Sprintf("the annotation %s is neither true nor false: the hook has false", annotation))
+	}
+	return truth
 }
 
 func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
@@ -404,9 +415,10 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 	}
 }
 
-// commands runs the commands in a pod. It notes the number of failures and one text, for lack of
-// room in the record; the log has all. Together they may take as long as one command, and the time
-// of a restore's hooks is bounded.
+// commands runs the commands in a pod. A failure is an error, with Continue a warning; as in Velero,
+// only Fail ends the pod's commands. It notes the number of failures and one text, for lack of room
+// in the record; the log has all. Together they may take as long as one command, and the time of a
+// restore's hooks is bounded.
 func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *enginev1alpha1.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
 	most, in := validation.MaxHookTimeout, "the hooks of a pod have"
@@ -415,7 +427,7 @@ func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, 
 	}
 	timed, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	note, fatal, further := "", false, 0
+	note, isError, further := "", false, 0
 	for i, c := range pod.commands {
 		err := h.exec(timed, pod, c, isThis)
 		if ctx.Err() != nil {
@@ -434,14 +446,15 @@ func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, 
 		}
 		h.e.report.info(pod.about, text)
 		outcome.Failed++
-		fatal = !c.goOn || late
+		ends, counts := late || c.onError == v1alpha1.HookErrorModeFail, late || c.onError != v1alpha1.HookErrorModeContinue
 		if note != "" {
 			further++
 		}
-		if note == "" || fatal {
+		if note == "" || ends || counts && !isError {
 			note = text
 		}
-		if fatal {
+		isError = isError || counts
+		if ends {
 			if left := len(pod.commands) - i - 1; left > 0 {
 				note += fmt.Sprintf("; %d further ones were not run", left)
 				outcome.Failed += int32(left)
@@ -453,7 +466,7 @@ func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, 
 		note += fmt.Sprintf("; and %d more failed, see the log", further)
 	}
 	switch {
-	case fatal:
+	case isError:
 		outcome.Errors = []string{note}
 	case note != "":
 		outcome.Warnings = []string{note}

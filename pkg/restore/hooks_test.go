@@ -208,15 +208,34 @@ func TestHooksThatFail(t *testing.T) {
 	}
 	t.Run("must not", func(t *testing.T) {
 		s, h := hookedServer(t), record()
-		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		ended := s.run(t.Context(), backup, request("r", spec(v1alpha1.HookErrorModeFail)), hookDependencies(h, true))
 		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1; 1 further ones were not run")
 		if got := ended.Status.HookStatus; got.HooksAttempted != 5 || got.HooksFailed != 4 || ended.Status.Errors != 2 {
 			t.Errorf("%d errors, hooks %+v", ended.Status.Errors, got)
 		}
-		again := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		again := s.run(t.Context(), backup, request("r", spec(v1alpha1.HookErrorModeFail)), hookDependencies(h, true))
 		want(t, again, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-2")
 		if *again.Status.HookStatus != *ended.Status.HookStatus || len(h.ran) != 3 {
 			t.Errorf("gone on with: %+v, ran %q", again.Status.HookStatus, h.ran)
+		}
+	})
+	t.Run("nothing is said", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
+		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1")
+		if got := ended.Status.HookStatus; got.HooksFailed != 2 || ended.Status.Errors != 2 || len(h.ran) != 5 {
+			t.Errorf("%d errors, hooks %+v, ran %q", ended.Status.Errors, got, h.ran)
+		}
+	})
+	t.Run("the first of them may", func(t *testing.T) {
+		s, h := hookedServer(t), record()
+		h.failed["check"] = true
+		hooks := spec(v1alpha1.HookErrorModeContinue)
+		hooks.Hooks.Resources[0].PostHooks[1].Exec.OnError = ""
+		ended := s.run(t.Context(), backup, request("r", hooks), hookDependencies(h, true))
+		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1; and 1 more failed, see the log")
+		if ended.Status.Errors != 2 || ended.Status.Warnings != 0 {
+			t.Errorf("%d errors, %d warnings", ended.Status.Errors, ended.Status.Warnings)
 		}
 	})
 	t.Run("may", func(t *testing.T) {
@@ -273,6 +292,38 @@ func TestHooksThatFail(t *testing.T) {
 	})
 }
 
+// TestAnnotatedHooks: the annotations of both domains mean the same as the fields.
+func TestAnnotatedHooks(t *testing.T) {
+	for name, test := range map[string]struct {
+		annotations map[string]string // without the domain
+		onError     v1alpha1.HookErrorMode
+		ready       bool
+		warnings    int32
+	}{
+		"nothing is said":    {},
+		"all is said":        {annotations: map[string]string{"on-error": "Continue", "wait-for-ready": "true"}, onError: v1alpha1.HookErrorModeContinue, ready: true},
+		"as Velero reads it": {annotations: map[string]string{"on-error": "Fail", "wait-for-ready": "True"}, onError: v1alpha1.HookErrorModeFail, ready: true},
+		"a number":           {annotations: map[string]string{"wait-for-ready": "1"}, ready: true},
+		"no":                 {annotations: map[string]string{"wait-for-ready": "F"}},
+		"no truth value":     {annotations: map[string]string{"wait-for-ready": "yes"}, warnings: 1},
+	} {
+		for _, domain := range execHookDomains {
+			t.Run(name+" "+domain, func(t *testing.T) {
+				pod := &corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}}
+				pod.Annotations = map[string]string{domain + "command": "load"}
+				for annotation, value := range test.annotations {
+					pod.Annotations[domain+annotation] = value
+				}
+				h := &podHooks{e: newExecution(t.Context(), request("r", v1alpha1.RestoreSpec{}), Dependencies{Clock: clocktesting.NewFakePassiveClock(time.Now())})}
+				got := h.annotated(pod, subject{"pods", "shop", "db"})
+				if _, warnings := h.e.report.counts(); got.onError != test.onError || got.ready != test.ready || warnings != test.warnings {
+					t.Errorf("%d warnings, %+v", warnings, got)
+				}
+			})
+		}
+	}
+}
+
 // slowHooks run commands that never end.
 type slowHooks struct{ ran int }
 
@@ -296,7 +347,7 @@ func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
 		live := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "db"}}
 		live.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		h.seen = map[string]seenPods{"shop": {at: clock.Now(), pods: []corev1.Pod{live}}}
-		c := command{from: "x", container: "c", words: []string{"sleep"}, goOn: true, timeout: 3 * time.Hour}
+		c := command{from: "x", container: "c", words: []string{"sleep"}, onError: v1alpha1.HookErrorModeContinue, timeout: 3 * time.Hour}
 		begun, outcome := time.Now(), &enginev1alpha1.HookedPod{}
 		h.commands(t.Context(), &hooked{about: subject{"pods", "shop", "db"}, commands: []command{c, c, c, c}}, &live, outcome)
 		if took := time.Since(begun); took != validation.MaxHookTimeout || slow.ran != 2 {

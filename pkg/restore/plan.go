@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -37,8 +36,12 @@ func (e *execution) run(ctx context.Context) (err error) {
 	e.Backup.TakeVersions(e.kinds.best)
 	e.volumes = map[types.NamespacedName]*source.Volume{}
 	e.scratch = map[types.UID][]*source.Volume{}
-	for i := range e.Backup.Volumes {
-		volume := &e.Backup.Volumes[i]
+	stored := e.Backup.Volumes
+	if e.leavesVolumes() {
+		stored = nil
+	}
+	for i := range stored {
+		volume := &stored[i]
 		if volume.ClaimName != "" {
 			e.volumes[volume.Claim()] = volume
 		} else if volume.Pod.UID != "" {
@@ -88,6 +91,9 @@ func (e *execution) run(ctx context.Context) (err error) {
 	}
 	for _, text := range e.modifiers.Idle() {
 		e.report.warn(subject{}, text)
+	}
+	if e.empty.Len() > 0 {
+		e.report.warn(subject{}, fmt.Sprintf("claims come back empty, since restorePVs is false: %d (%s)", e.empty.Len(), e.empty.String()))
 	}
 	if err := e.mend(ctx); err != nil {
 		return err
@@ -234,8 +240,8 @@ func (e *execution) compile(ctx context.Context, items []*manifest.Item) (*objec
 	return object.NewRules(e.spec, e.modifiers, object.Facts{
 		Called:     e.called,
 		RestoreUID: e.request.Run.UID,
-		HasData: func(namespace, name string) bool {
-			return ptr.Deref(e.spec.RestorePVs, true) && e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
+		TakesNewVolume: func(namespace, name string) bool {
+			return e.leavesVolumes() || e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
 		},
 		KeepsVolume: e.keeps,
 		Restored:    func(uid types.UID) bool { return restored[uid] },

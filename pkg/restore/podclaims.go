@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -22,7 +21,7 @@ import (
 
 // leaveClaimsOfPods decides, before the ordering, which claims Kubernetes makes.
 func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {
-	if e.spec.VolumesOnly || !ptr.Deref(e.spec.RestorePVs, true) {
+	if e.spec.VolumesOnly {
 		return
 	}
 	owners := e.podsOfClaims(items)

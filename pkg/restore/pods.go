@@ -13,7 +13,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -27,7 +26,7 @@ import (
 
 // scratchOf returns a pod's volumes without a claim that have data in the backup.
 func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
-	if item.APIGroup != "" || item.KindName != "Pod" || !ptr.Deref(e.spec.RestorePVs, true) {
+	if item.APIGroup != "" || item.KindName != "Pod" {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(e.scratch[types.UID(item.UID)]), func(volume *source.Volume) bool {
@@ -48,7 +47,7 @@ func (e *execution) warnOfEmpty(item *manifest.Item) {
 // waiting returns the object to create: a pod with data waits for it. It is a copy, since the
 // original may be compared or created again.
 func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	if k.group != "" || k.kind != "Pod" || e.Volumes == nil || !ptr.Deref(e.spec.RestorePVs, true) {
+	if k.group != "" || k.kind != "Pod" || e.Volumes == nil {
 		return desired, nil
 	}
 	volumes, _, err := unstructured.NestedSlice(desired.Object, "spec", "volumes")

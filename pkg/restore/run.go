@@ -214,6 +214,8 @@ type execution struct {
 	sparedVolumes map[types.NamespacedName]bool
 	// held are items that use a claim without data, with its name.
 	held map[*manifest.Item]string
+	// empty are claims that come back empty by the spec.
+	empty format.Told
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
@@ -250,6 +252,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		sparedVolumes: map[types.NamespacedName]bool{},
 		held:          map[*manifest.Item]string{},
 		left:          map[*kind][]subject{},
+		empty:         format.NewTold(request.Run.Spec.RestoreRef.Namespace, request.SystemNamespace),
 	}
 	e.writer.warned = e.unknown.tell(e.report)
 	e.writer.awaits = func(ctx context.Context, err error) bool { return e.webhooks.await(ctx, e.Clock.Now, err) }

@@ -26,6 +26,9 @@ const (
 	LabelOfferRestore = "engine.holdfast.io/offers-for-restore"
 )
 
+// ErrNoRecord says that only another cluster or the storage may have the snapshot of a claim.
+var ErrNoRecord = errors.New("this cluster has no VolumeSnapshotContent of its snapshot")
+
 // Wanted is a claim that a restore makes from a stored snapshot.
 type Wanted struct {
 	// Backup and Origin are the backup, and the claim's namespace in it.
@@ -70,7 +73,7 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 		return !content.cut() || !content.held() || content.Labels[LabelMoved] != "" || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != w.Origin || w.Handle != "" && content.Status.Handle != w.Handle
 	})
 	if len(contents) == 0 {
-		return Found{}, fmt.Errorf("this cluster has no VolumeSnapshotContent of its snapshot, with the label %s=%s: another cluster, or storage, has it, or it was deleted", LabelBackup, w.Backup)
+		return Found{}, fmt.Errorf("%w, with the label %s=%s: another cluster, or storage, has it, or it was deleted", ErrNoRecord, LabelBackup, w.Backup)
 	}
 	newest := slices.MaxFunc(contents, func(a, b VolumeSnapshotContent) int {
 		_, first := attempt(a.Labels)

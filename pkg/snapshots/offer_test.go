@@ -152,8 +152,8 @@ func TestLocate(t *testing.T) {
 			found, err := s.client().Locate(t.Context(), w)
 			if !test.found {
 				expectError(t, err, LabelBackup+"="+string(w.Backup))
-				if found != (Found{}) {
-					t.Errorf("found is %+v", found)
+				if found != (Found{}) || !errors.Is(err, ErrNoRecord) {
+					t.Errorf("found is %+v, %v", found, err)
 				}
 				return
 			}

@@ -6413,7 +6413,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 					},
 					"onError": {
 						SchemaProps: spec.SchemaProps{
-							Description: "On failure, Fail (default) runs no further commands of the pod, and counts an error. Continue goes on, with a warning.",
+							Description: "By default a failure is an error, and the pod's further commands run. Fail: they do not run. Continue: they run, and the failure is a warning.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8480,7 +8480,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"restorePVs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
+							Description: "Whether volumes and their data are restored. If false, claims come back empty. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -281,12 +281,11 @@ func (c *change) claim() {
 		// By these Velero finds the snapshot that it took from this claim.
 		labelSnapshot, "velero.io/data-upload-name", "backup.velero.io/must-include-additional-items", "backup.velero.io/skipped-no-csi-pv")
 	c.removeLabels(labelSnapshot, "velero.io/backup-name")
-	hasData := c.rules.facts.HasData(c.object.GetNamespace(), c.object.GetName())
-	if hasData || !c.rules.facts.KeepsVolume(c.object.GetNamespace(), c.object.GetName()) {
+	takesNew := c.rules.facts.TakesNewVolume(c.object.GetNamespace(), c.object.GetName())
+	if takesNew || !c.rules.facts.KeepsVolume(c.object.GetNamespace(), c.object.GetName()) {
 		delete(spec, "volumeName")
 	}
-	if hasData {
-		// Its data comes from the backup, into a new volume.
+	if takesNew {
 		for _, field := range []string{"dataSource", "dataSourceRef", "selector"} {
 			delete(spec, field)
 		}

@@ -232,29 +232,39 @@ func literal(value string) json.RawMessage {
 	return encoded
 }
 
-// apply changes an object by each matching rule, in order. After an error it is unusable.
+// apply changes an object by the rules, in order. As in Velero, each rule's conditions look at the
+// object without any rule, and a rule with a patch "test" that fails changes nothing. After an error
+// the object is unusable.
 func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource) error {
+	original := *o // its content stays: a patch makes another one
+	var unchanged, current []byte
 	for i := range m.rules {
 		rule := &m.rules[i]
 		if !m.called.Means(rule.resource, resource) {
 			continue
 		}
 		rule.seen.Store(true)
-		if !rule.meant(o) {
+		if !rule.meant(&original) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		rule.met.Store(true)
-		encoded, err := o.MarshalJSON()
-		if err != nil {
-			return err
+		if unchanged == nil {
+			var err error
+			if unchanged, err = original.MarshalJSON(); err != nil {
+				return err
+			}
+			current = unchanged
 		}
-		if !rule.matched(encoded) {
+		if !rule.matched(unchanged) {
 			continue
 		}
-		patched, err := rule.patch(ctx, encoded, o)
+		patched, err := rule.patch(ctx, current, o)
+		if errors.Is(err, jsonpatch.ErrTestFailed) {
+			continue
+		}
 		if err == nil && len(patched) > maxPatched {
 			err = fmt.Errorf("it leaves an object of more than %d bytes", maxPatched)
 		}
@@ -265,7 +275,7 @@ func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, res
 		if err := utiljson.UnmarshalCaseSensitivePreserveInts(patched, &object); err != nil {
 			return fmt.Errorf("the resource modifier resourceModifierRules[%d] leaves no object: %w", i, err)
 		}
-		o.Object = object
+		o.Object, current = object, patched
 	}
 	return nil
 }

@@ -134,7 +134,7 @@ func TestDesired(t *testing.T) {
 		},
 		"pitfall 7: a claim with data loses its binding and its source, and gets another class": {
 			resource: "persistentvolumeclaims", spec: v1alpha1.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
-			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
+			facts: Facts{TakesNewVolume: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, finalizers: [kubernetes.io/pvc-protection], annotations: {
 			  pv.kubernetes.io/bind-completed: "yes", volume.kubernetes.io/selected-node: n1, volume.kubernetes.io/storage-provisioner: p, mine: v}},
 			  spec: {storageClassName: old, volumeName: pv1, dataSource: {kind: VolumeSnapshot, name: s}, accessModes: [ReadWriteOnce]}, status: {phase: Bound}}`,
@@ -280,6 +280,38 @@ resourceModifierRules:
 `,
 			object: `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web}}, spec: {replicas: 3, template: {spec: {containers: [{name: a, image: i}, {name: b, image: i}]}}}}`,
 			want:   `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop, labels: {app: web, "n": "1"}, annotations: {a: b}}, spec: {replicas: 1, template: {spec: {containers: [{name: a, image: i}, {name: b, image: new}]}}}}`,
+		},
+		"each modifier's conditions look at the object without the others": {
+			resource: "configmaps",
+			modifiers: `
+version: v1
+resourceModifierRules:
+- conditions: {groupResource: configmaps, matches: [{path: /data/k, value: v}]}
+  mergePatches: [{patchData: "{metadata: {labels: {l: new}}, data: {k: w}}"}]
+- conditions: {groupResource: configmaps, matches: [{path: /data/k, value: w}]}
+  patches: [{operation: remove, path: /data}]
+- conditions: {groupResource: configmaps, labelSelector: {matchLabels: {l: new}}}
+  patches: [{operation: remove, path: /data}]
+- conditions: {groupResource: configmaps, labelSelector: {matchLabels: {l: old}}, matches: [{path: /data/k, value: v}]}
+  patches: [{operation: copy, from: /data/k, path: /data/x}]
+`,
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: old}}, data: {k: v}}`,
+			want:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: new}}, data: {k: w, x: w}}`,
+		},
+		"a test of a modifier that fails leaves out its rule alone, in any order of its patches": {
+			resource: "configmaps",
+			modifiers: `
+version: v1
+resourceModifierRules:
+- conditions: {groupResource: configmaps}
+  patches: [{operation: test, path: /data/k, value: other}, {operation: remove, path: /data/none}]
+- conditions: {groupResource: configmaps}
+  patches: [{operation: replace, path: /data/k, value: lost}, {operation: test, path: /data/none, value: other}]
+- conditions: {groupResource: configmaps}
+  patches: [{operation: test, path: /data/k, value: v}, {operation: add, path: /data/l, value: w}]
+`,
+			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`,
+			want:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v, l: w}}`,
 		},
 		"an error of a modifier keeps the object back": {
 			resource:  "configmaps",

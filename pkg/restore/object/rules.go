@@ -53,8 +53,9 @@ type Facts struct {
 	StatusIsField func(kind schema.GroupVersionKind) bool
 	// RestoreUID marks created objects. Optional.
 	RestoreUID types.UID
-	// HasData reports whether a claim's data is restored, into a new volume; nil means none.
-	HasData func(namespace, name string) bool
+	// TakesNewVolume reports whether a claim gets a new volume, for its data or an empty one; nil
+	// means none.
+	TakesNewVolume func(namespace, name string) bool
 	// KeepsVolume reports whether a claim keeps its PersistentVolume, which is free for it; nil
 	// means none.
 	KeepsVolume func(namespace, name string) bool
@@ -91,8 +92,8 @@ func NewRules(spec *v1alpha1.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	if modifiers != nil {
 		modifiers.called = facts.Called
 	}
-	if facts.HasData == nil {
-		r.facts.HasData = func(string, string) bool { return false }
+	if facts.TakesNewVolume == nil {
+		r.facts.TakesNewVolume = func(string, string) bool { return false }
 	}
 	if facts.KeepsVolume == nil {
 		r.facts.KeepsVolume = func(string, string) bool { return false }

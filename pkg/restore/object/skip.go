@@ -200,7 +200,7 @@ func (r *Rules) skipVolume(o *unstructured.Unstructured) string {
 	}
 	namespace, name := text(claim, "namespace"), text(claim, "name")
 	switch {
-	case r.facts.HasData(namespace, name):
+	case r.facts.TakesNewVolume(namespace, name):
 		return "the data of its claim is restored into a new volume"
 	case text(o.Object, "spec", "persistentVolumeReclaimPolicy") != string(corev1.PersistentVolumeReclaimRetain):
 		return "its storage goes with its claim: the claim gets a new volume"

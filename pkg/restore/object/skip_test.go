@@ -17,8 +17,8 @@ import (
 
 func TestSkip(t *testing.T) {
 	facts := Facts{
-		Restored: func(uid types.UID) bool { return uid == "there" || uid == "paused" },
-		HasData:  func(namespace, name string) bool { return namespace == "shop" && name == "data" },
+		Restored:       func(uid types.UID) bool { return uid == "there" || uid == "paused" },
+		TakesNewVolume: func(namespace, name string) bool { return namespace == "shop" && name == "data" },
 		Template: func(uid types.UID) string {
 			paused := `paused: true, `
 			if uid == "there" {

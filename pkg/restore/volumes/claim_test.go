@@ -371,7 +371,7 @@ func TestClaimThatCannotBe(t *testing.T) {
 				return inProgress(record)
 			}
 		}, "has had no agent for 5m0s", tries * agentTimeout},
-		"it hangs":   {func(h *harness, _ *Claim) { h.agent = inProgress }, "was not restored within 1h0m0s", volumeTimeout},
+		"it hangs":   {func(h *harness, _ *Claim) { h.agent = inProgress }, "was not restored within 1h0m0s after that had begun: if its data needs longer, raise --pod-volume-timeout of the controller", volumeTimeout},
 		"never done": {func(h *harness, _ *Claim) { h.agent = nil }, "has begun and ended no other one for 1h0m0s", volumeTimeout},
 		"never done, after a backup of another volume": {func(h *harness, _ *Claim) {
 			h.agent = nil

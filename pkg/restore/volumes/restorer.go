@@ -552,7 +552,7 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	case left > 0:
 		return min(left, r.AgentTimeout-absence), false, ""
 	case begun:
-		return 0, false, fmt.Sprintf("the volume was not restored within %s after that had begun", r.VolumeTimeout)
+		return 0, false, fmt.Sprintf("the volume was not restored within %s after that had begun: if its data needs longer, raise --pod-volume-timeout of the controller", r.VolumeTimeout)
 	}
 	why := ""
 	if w.status.Message != "" {

@@ -181,8 +181,9 @@ type RestoreSpec struct {
 	// Whether Services get their former node ports. Default false: only those that their owner set.
 	// +optional
 	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
-	// Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of
-	// another cluster's backup, whose storage may be in use there; true creates these too.
+	// Whether volumes and their data are restored. If false, claims come back empty. Unset means yes,
+	// except PersistentVolumes of another cluster's backup, whose storage may be in use there; true
+	// creates these too.
 	// +optional
 	RestorePVs *bool `json:"restorePVs,omitempty"`
 	// Whether only volume data is restored, into existing claims.
@@ -290,8 +291,8 @@ type ExecRestoreHook struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=32768
 	Command []string `json:"command"`
-	// On failure, Fail (default) runs no further commands of the pod, and counts an error. Continue
-	// goes on, with a warning.
+	// By default a failure is an error, and the pod's further commands run. Fail: they do not run.
+	// Continue: they run, and the failure is a warning.
 	// +optional
 	// +kubebuilder:validation:Enum=Continue;Fail
 	OnError HookErrorMode `json:"onError,omitempty"`
