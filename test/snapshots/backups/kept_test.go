@@ -215,7 +215,7 @@ func TestKeptIsMissing(t *testing.T) {
 	expectStored(t, 1)
 	client := snapshots.New(objects, string(clusterUID(t)), labtest.System)
 	expectLocal(t, namespace, map[types.UID]string{backup.UID: v1alpha1.LocalSnapshotStored})
-	must(t, client.Discard(t.Context(), backup.UID, func(string, string) bool { return true }))
+	must(t, client.Discard(t.Context(), backup.UID, func(snapshots.Place) bool { return true }))
 	restoreOf(t, home, name, map[string]string{namespace: other}, v1alpha1.RestorePhasePartiallyFailed)
 	if _, err := lab.Kube.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), "data", metav1.GetOptions{}); err == nil {
 		t.Error("there is an empty claim")
