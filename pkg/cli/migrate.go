@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apifield "k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
@@ -65,6 +66,7 @@ storage location as they are, so no Backup is created.`,
 type migration struct {
 	system, from, to string
 	resume           bool
+	server           validation.Options // snapshots count as on if the server does not say
 
 	policies  []corev1.ConfigMap
 	locations []enginev1alpha1.StorageLocation
@@ -163,13 +165,56 @@ func (m *migration) read(ctx context.Context, all *clients) error {
 	for i := range stores {
 		m.location(&stores[i])
 	}
+	if len(schedules) > 0 {
+		m.askSnapshots(ctx, all)
+	}
 	for i := range schedules {
 		m.schedule(&schedules[i])
 	}
+	m.unset()
 	if len(backups) > 0 {
 		m.notes = append(m.notes, note{"backups", fmt.Sprintf("%s in %s: none is created, since the storage location lists what its store holds (docs/catalogue.md)", counted(len(backups), "backup"), m.from)})
 	}
 	return m.readPolicies(ctx, all)
+}
+
+// askSnapshots asks by a dry run whether the server lets backups make snapshots.
+func (m *migration) askSnapshots(ctx context.Context, all *clients) {
+	const field = "spec.template.snapshotVolumes"
+	probe := &v1alpha1.Schedule{ObjectMeta: metav1.ObjectMeta{Name: "migrate-velero"}, Spec: v1alpha1.ScheduleSpec{Schedule: "@daily", Paused: true}}
+	probe.Spec.Template.SnapshotVolumes = new(true)
+	_, err := all.holdfast.HoldfastV1alpha1().Schedules(m.to).Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	m.server.Snapshots = true
+	var status apierrors.APIStatus
+	if errors.As(err, &status) && status.Status().Details != nil {
+		m.server.Snapshots = !slices.ContainsFunc(status.Status().Details.Causes, func(cause metav1.StatusCause) bool { return cause.Field == field })
+	}
+	if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsAlreadyExists(err) {
+		m.notes = append(m.notes, note{"schedules", fmt.Sprintf("whether snapshots of volumes are on in Holdfast is not known: %v. snapshotVolumes and snapshotMoveData stay, and the API server refuses them where snapshots are off", err)})
+	}
+}
+
+// unset says how Holdfast reads fields that Velero's server has defaults for.
+func (m *migration) unset() {
+	say := func(field, text string, unset func(spec *v1alpha1.BackupSpec) bool) {
+		var names []string
+		for i := range m.schedules {
+			if unset(&m.schedules[i].Spec.Template.BackupSpec) {
+				names = append(names, m.schedules[i].Name)
+			}
+		}
+		if len(names) > 0 {
+			m.notes = append(m.notes, note{"schedules", fmt.Sprintf("%s is not set in %s. %s", field, strings.Join(names, ", "), text)})
+		}
+	}
+	say("spec.template.defaultVolumesToFsBackup", "In Velero, --default-volumes-to-fs-backup of its server decides then. Holdfast backs up all volumes with a claim. Set true for emptyDirs and others without a claim",
+		func(spec *v1alpha1.BackupSpec) bool {
+			return spec.DefaultVolumesToFsBackup == nil && !ptr.Deref(spec.DefaultVolumesToRestic, false)
+		})
+	say("spec.template.snapshotMoveData", "In Velero, --default-snapshot-move-data of its server decides then. Holdfast moves the data of snapshots, unless its controller has this flag with false",
+		func(spec *v1alpha1.BackupSpec) bool {
+			return m.server.Snapshots && spec.SnapshotMoveData == nil && ptr.Deref(spec.SnapshotVolumes, true) && !ptr.Deref(spec.DefaultVolumesToFsBackup, false)
+		})
 }
 
 func (m *migration) readPolicies(ctx context.Context, all *clients) error {
@@ -378,7 +423,19 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 	}
 	check := func() apifield.ErrorList {
 		made.Name, made.Namespace, made.Labels = name, m.to, of.GetLabels()
-		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template"))...)
+		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template"))...)
+	}
+	template := &made.Spec.Template.BackupSpec
+	onlySnapshots := !m.server.Snapshots && !ptr.Deref(template.DefaultVolumesToFsBackup, true) && !ptr.Deref(template.DefaultVolumesToRestic, false)
+	switch {
+	case onlySnapshots && ptr.Deref(template.SnapshotVolumes, ptr.Deref(template.SnapshotMoveData, false)):
+		m.refused++
+		m.say(kind, name, "it is refused: it asks for snapshots, which are off, and defaultVolumesToFsBackup is false, so its backups would hold no volume but those that pods name in an annotation. "+
+			"Turn snapshots on (snapshots.enabled of the chart, --snapshots of the API server and the controller), or remove defaultVolumesToFsBackup: false from it, so that files are backed up")
+		return
+	case onlySnapshots && template.SnapshotVolumes == nil:
+		m.say(kind, name, "spec.template.defaultVolumesToFsBackup is false, and snapshots are off: its backups hold only volumes that pods name in an annotation, and no snapshots as Velero's may. "+
+			"Turn snapshots on (docs/snapshots.md), or remove the field to back up files")
 	}
 	var refused apifield.ErrorList
 	for _, problem := range check() {
@@ -403,7 +460,7 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 		m.say(kind, name, "it is refused: %v", err)
 		return
 	}
-	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template")) {
+	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template")) {
 		m.say(kind, name, "%s", warning)
 	}
 	if !made.Spec.Paused && !m.resume {
