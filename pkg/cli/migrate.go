@@ -30,6 +30,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
 var velero = schema.GroupVersion{Group: "velero.io", Version: "v1"}
@@ -422,7 +423,7 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 		m.say(kind, name, "%s: the field is left out", text)
 	}
 	check := func() apifield.ErrorList {
-		made.Name, made.Namespace, made.Labels = name, m.to, of.GetLabels()
+		made.Name, made.Namespace, made.Labels, made.Annotations = name, m.to, of.GetLabels(), schedule.BackupAnnotations(of.GetAnnotations())
 		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template"))...)
 	}
 	template := &made.Spec.Template.BackupSpec
@@ -462,6 +463,14 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 	}
 	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template")) {
 		m.say(kind, name, "%s", warning)
+	}
+	for _, key := range slices.Sorted(maps.Keys(of.GetAnnotations())) {
+		switch {
+		case key == "velero.io/pod-volume-timeout":
+			m.say(kind, name, "metadata.annotations[%s] has no effect: --pod-volume-timeout of the controller says how long a volume may take", key)
+		case strings.HasPrefix(key, "velero.io/csi-volumegroupsnapshot-class_"):
+			m.say(kind, name, "metadata.annotations[%s] has no effect: each volume has a snapshot of its own", key)
+		}
 	}
 	if !made.Spec.Paused && !m.resume {
 		made.Spec.Paused = true
