@@ -257,6 +257,8 @@ func TestKeysStatus(t *testing.T) {
 // probed is the dry run that asks whether snapshots are on.
 const probed = "POST /apis/holdfast.io/v1alpha1/namespaces/holdfast/schedules"
 
+const veleroConfigMaps = "/api/v1/namespaces/velero/configmaps"
+
 // velerosObjects answers with Velero's objects of testdata, as a server without snapshots.
 func velerosObjects(t *testing.T) map[string]any {
 	t.Helper()
@@ -268,6 +270,7 @@ func velerosObjects(t *testing.T) map[string]any {
 		return refusal{metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
 			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Field: "spec.template.storageLocation"}, {Field: "spec.template.snapshotVolumes"}}}}}
 	}}
+	var plugins []any
 	lists := map[string][]any{"backupstoragelocations": {}, "schedules": {}, "backups": {}}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		var object map[string]any
@@ -276,12 +279,17 @@ func velerosObjects(t *testing.T) map[string]any {
 		}
 		kind := object["kind"].(string)
 		if kind == "ConfigMap" {
-			answers["GET /api/v1/namespaces/velero/configmaps/"+object["metadata"].(map[string]any)["name"].(string)] = object
+			metadata := object["metadata"].(map[string]any)
+			answers["GET "+veleroConfigMaps+"/"+metadata["name"].(string)] = object
+			if metadata["labels"] != nil {
+				plugins = append(plugins, object)
+			}
 			continue
 		}
 		resource := strings.ToLower(kind) + "s"
 		lists[resource] = append(lists[resource], object)
 	}
+	answers["GET "+veleroConfigMaps] = map[string]any{"apiVersion": "v1", "kind": "ConfigMapList", "items": plugins}
 	for resource, items := range lists {
 		answers["GET /apis/velero.io/v1/namespaces/velero/"+resource] = map[string]any{"apiVersion": "velero.io/v1", "kind": "List", "items": items}
 	}
@@ -302,12 +310,20 @@ func TestVelerosObjectsAreTakenOver(t *testing.T) {
 			t.Errorf("it makes the request %s", request)
 		}
 	}
+	if want := "GET " + veleroConfigMaps + "?labelSelector=velero.io%2Fplugin-config"; !slices.Contains(s.requests, want) {
+		t.Errorf("without %s: %q", want, s.requests)
+	}
 	resumed, _, _ := run(t, s, "migrate", "velero", "-o=yaml", "--resume")
 	if strings.Count(stdout, "paused: true") != 2 || strings.Count(resumed, "paused: true") != 1 {
 		t.Errorf("with --resume: %s", resumed)
 	}
 	if _, stderr, code := run(t, s, "migrate", "velero"); code != ExitUsage || !strings.Contains(stderr, "--yes") {
 		t.Errorf("without an answer: exit code %d, %s", code, stderr)
+	}
+	s.answers["GET "+veleroConfigMaps] = forbidden("configmaps")
+	withheld, stderr, _ := run(t, s, "migrate", "velero", "-o=yaml")
+	if withheld != stdout || !strings.Contains(stderr, "configmaps:\n") || strings.Contains(stderr, "storageClassMapping") {
+		t.Errorf("without the right to list ConfigMaps: %s%s", withheld, stderr)
 	}
 }
 
@@ -330,8 +346,8 @@ func TestSnapshotsOfVelerosSchedules(t *testing.T) {
 		want, never      []string
 		refused          bool
 	}{
-		"on":                       {server: on, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true"}, never: []string{"left out", "no effect", "not known", "not set"}},
-		"not known":                {server: silent, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true", "is not known: schedules is forbidden"}, never: []string{"left out", "no effect"}},
+		"on":                       {server: on, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true"}, never: []string{"left out", "itemOperationTimeout has no effect", "not known", "not set"}},
+		"not known":                {server: silent, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true", "is not known: schedules is forbidden"}, never: []string{"left out", "itemOperationTimeout has no effect"}},
 		"off":                      {server: off, template: moved, want: []string{"s: it is refused", "snapshots.enabled", "--snapshots", "remove defaultVolumesToFsBackup: false"}, never: []string{"kind: Schedule"}, refused: true},
 		"off, moved alone":         {server: off, template: `{"defaultVolumesToFsBackup":false,"snapshotMoveData":true}`, want: []string{"it is refused"}, refused: true},
 		"off, and Velero's is too": {server: off, template: `{"defaultVolumesToFsBackup":false,"snapshotVolumes":false,"snapshotMoveData":true}`, want: []string{"spec.template.snapshotMoveData is left out", "snapshotVolumes: false"}, never: []string{"snapshotMoveData: true"}},

@@ -176,7 +176,10 @@ func (m *migration) read(ctx context.Context, all *clients) error {
 	if len(backups) > 0 {
 		m.notes = append(m.notes, note{"backups", fmt.Sprintf("%s in %s: none is created, since the storage location lists what its store holds (docs/catalogue.md)", counted(len(backups), "backup"), m.from)})
 	}
-	return m.readPolicies(ctx, all)
+	if err := m.readPolicies(ctx, all); err != nil {
+		return err
+	}
+	return m.plugins(ctx, all)
 }
 
 // askSnapshots asks by a dry run whether the server lets backups make snapshots.
@@ -238,6 +241,56 @@ func (m *migration) readPolicies(ctx context.Context, all *clients) error {
 		})
 	}
 	return nil
+}
+
+// plugins names the ConfigMaps by which Velero's plugins change each restore.
+func (m *migration) plugins(ctx context.Context, all *clients) error {
+	const kind, marked, action = "configmap", "velero.io/plugin-config", "RestoreItemAction"
+	found, err := all.kube.CoreV1().ConfigMaps(m.from).List(ctx, metav1.ListOptions{LabelSelector: marked})
+	if apierrors.IsForbidden(err) {
+		m.notes = append(m.notes, note{"configmaps", fmt.Sprintf("those in %s with the label %s change Velero's restores, and have no effect in Holdfast. You may not list them, so they are not named", m.from, marked)})
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for i := range found.Items {
+		of := &found.Items[i]
+		switch {
+		case len(of.Data) == 0:
+		case of.Labels["velero.io/change-storage-class"] == action:
+			m.say(kind, of.Name, "it has no effect. Set spec.storageClassMapping of each restore: %s", mapping(of.Data))
+		case of.Labels["velero.io/change-image-name"] == action:
+			m.say(kind, of.Name, "it has no effect. Set spec.imageMapping of each restore: %s. There each key is an image or its beginning up to a /, : or @, while Velero replaces any part of an image", mapping(imagesOf(of.Data)))
+		default:
+			m.say(kind, of.Name, "it configures a plugin of Velero, and has no effect")
+		}
+	}
+	return nil
+}
+
+// imagesOf reads rules as OLD,NEW. Velero ignores others too.
+func imagesOf(rules map[string]string) map[string]string {
+	images := map[string]string{}
+	for _, rule := range rules {
+		before, after, _ := strings.Cut(rule, ",")
+		before, after = strings.TrimSpace(before), strings.TrimSpace(after)
+		if strings.HasSuffix(before, "/") && strings.HasSuffix(after, "/") {
+			before, after = strings.TrimRight(before, "/"), strings.TrimRight(after, "/")
+		}
+		if before != "" && after != "" {
+			images[before] = after
+		}
+	}
+	return images
+}
+
+func mapping(of map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(of)) {
+		pairs = append(pairs, key+": "+of[key])
+	}
+	return "{" + strings.Join(pairs, ", ") + "}"
 }
 
 // configFields are the known keys of a location's config, by provider. Each sets a field of the spec, or returns a
