@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
@@ -46,7 +47,7 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	}
 	found := snapshotClasses{on: true, keep: e.KeepSnapshots, ofBackup: map[string]string{}, mayChoose: e.mayChooseClass()}
 	for key, class := range e.request.Backup.Annotations {
-		if driver, ok := strings.CutPrefix(key, snapshots.AnnotationClassOf); ok {
+		if driver, ok := strings.CutPrefix(key, v1alpha1.AnnotationSnapshotClassOf); ok {
 			found.ofBackup[driver] = class
 		}
 	}

@@ -254,14 +254,23 @@ func TestKeysStatus(t *testing.T) {
 	}
 }
 
-// velerosObjects answers with Velero's objects of testdata.
+// probed is the dry run that asks whether snapshots are on.
+const probed = "POST /apis/holdfast.io/v1alpha1/namespaces/holdfast/schedules"
+
+const veleroConfigMaps = "/api/v1/namespaces/velero/configmaps"
+
+// velerosObjects answers with Velero's objects of testdata, as a server without snapshots.
 func velerosObjects(t *testing.T) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile("testdata/velero.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	answers := map[string]any{}
+	answers := map[string]any{probed: func(*http.Request) any {
+		return refusal{metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
+			Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Field: "spec.template.storageLocation"}, {Field: "spec.template.snapshotVolumes"}}}}}
+	}}
+	var plugins []any
 	lists := map[string][]any{"backupstoragelocations": {}, "schedules": {}, "backups": {}}
 	for document := range strings.SplitSeq(string(text), "\n---\n") {
 		var object map[string]any
@@ -270,12 +279,17 @@ func velerosObjects(t *testing.T) map[string]any {
 		}
 		kind := object["kind"].(string)
 		if kind == "ConfigMap" {
-			answers["GET /api/v1/namespaces/velero/configmaps/"+object["metadata"].(map[string]any)["name"].(string)] = object
+			metadata := object["metadata"].(map[string]any)
+			answers["GET "+veleroConfigMaps+"/"+metadata["name"].(string)] = object
+			if metadata["labels"] != nil {
+				plugins = append(plugins, object)
+			}
 			continue
 		}
 		resource := strings.ToLower(kind) + "s"
 		lists[resource] = append(lists[resource], object)
 	}
+	answers["GET "+veleroConfigMaps] = map[string]any{"apiVersion": "v1", "kind": "ConfigMapList", "items": plugins}
 	for resource, items := range lists {
 		answers["GET /apis/velero.io/v1/namespaces/velero/"+resource] = map[string]any{"apiVersion": "velero.io/v1", "kind": "List", "items": items}
 	}
@@ -292,9 +306,12 @@ func TestVelerosObjectsAreTakenOver(t *testing.T) {
 	golden(t, "migrated.yaml", stdout)
 	golden(t, "migrated.txt", stderr)
 	for _, request := range s.requests {
-		if !strings.HasPrefix(request, "GET ") || strings.Contains(request, "/secrets") {
+		if !strings.HasPrefix(request, "GET ") && request != probed+"?dryRun=All" || strings.Contains(request, "/secrets") {
 			t.Errorf("it makes the request %s", request)
 		}
+	}
+	if want := "GET " + veleroConfigMaps + "?labelSelector=velero.io%2Fplugin-config"; !slices.Contains(s.requests, want) {
+		t.Errorf("without %s: %q", want, s.requests)
 	}
 	resumed, _, _ := run(t, s, "migrate", "velero", "-o=yaml", "--resume")
 	if strings.Count(stdout, "paused: true") != 2 || strings.Count(resumed, "paused: true") != 1 {
@@ -302,6 +319,66 @@ func TestVelerosObjectsAreTakenOver(t *testing.T) {
 	}
 	if _, stderr, code := run(t, s, "migrate", "velero"); code != ExitUsage || !strings.Contains(stderr, "--yes") {
 		t.Errorf("without an answer: exit code %d, %s", code, stderr)
+	}
+	s.answers["GET "+veleroConfigMaps] = forbidden("configmaps")
+	withheld, stderr, _ := run(t, s, "migrate", "velero", "-o=yaml")
+	if withheld != stdout || !strings.Contains(stderr, "configmaps:\n") || strings.Contains(stderr, "storageClassMapping") {
+		t.Errorf("without the right to list ConfigMaps: %s%s", withheld, stderr)
+	}
+}
+
+// TestSnapshotsOfVelerosSchedules: the server says whether snapshots stay in a schedule. None is taken over whose
+// backups would hold no volume for the lack of them.
+func TestSnapshotsOfVelerosSchedules(t *testing.T) {
+	const off, on, silent = "off", "on", "silent"
+	answers := velerosObjects(t)
+	probes := map[string]any{
+		off: answers[probed],
+		on: func(*http.Request) any {
+			return refusal{metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
+				Details: &metav1.StatusDetails{Causes: []metav1.StatusCause{{Field: "spec.template.storageLocation"}}}}}
+		},
+		silent: forbidden("schedules"),
+	}
+	const moved = `{"defaultVolumesToFsBackup":false,"snapshotVolumes":true,"snapshotMoveData":true,"itemOperationTimeout":"1h"}`
+	for name, test := range map[string]struct {
+		server, template string
+		want, never      []string
+		refused          bool
+	}{
+		"on":                       {server: on, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true"}, never: []string{"left out", "itemOperationTimeout has no effect", "not known", "not set"}},
+		"not known":                {server: silent, template: moved, want: []string{"snapshotVolumes: true", "snapshotMoveData: true", "is not known: schedules is forbidden"}, never: []string{"left out", "itemOperationTimeout has no effect"}},
+		"off":                      {server: off, template: moved, want: []string{"s: it is refused", "snapshots.enabled", "--snapshots", "remove defaultVolumesToFsBackup: false"}, never: []string{"kind: Schedule"}, refused: true},
+		"off, moved alone":         {server: off, template: `{"defaultVolumesToFsBackup":false,"snapshotMoveData":true}`, want: []string{"it is refused"}, refused: true},
+		"off, and Velero's is too": {server: off, template: `{"defaultVolumesToFsBackup":false,"snapshotVolumes":false,"snapshotMoveData":true}`, want: []string{"spec.template.snapshotMoveData is left out", "snapshotVolumes: false"}, never: []string{"snapshotMoveData: true"}},
+		"off, files by default":    {server: off, template: `{"snapshotVolumes":true}`, want: []string{"spec.template.snapshotVolumes is left out", "spec.template.defaultVolumesToFsBackup is not set in s. "}, never: []string{"snapshotVolumes: true", "snapshotMoveData is not set"}},
+		"off, files":               {server: off, template: `{"defaultVolumesToFsBackup":true,"snapshotVolumes":true}`, want: []string{"spec.template.snapshotVolumes is left out", "defaultVolumesToFsBackup: true"}, never: []string{"not set"}},
+		"off, files by restic":     {server: off, template: `{"defaultVolumesToFsBackup":false,"defaultVolumesToRestic":true,"snapshotVolumes":true}`, want: []string{"spec.template.snapshotVolumes is left out"}, never: []string{"not set"}},
+		"off, by Velero's default": {server: off, template: `{"defaultVolumesToFsBackup":false}`, want: []string{"spec.template.defaultVolumesToFsBackup is false, and snapshots are off"}},
+		"on, by Velero's default":  {server: on, template: `{}`, want: []string{"spec.template.defaultVolumesToFsBackup is not set in s. ", "spec.template.snapshotMoveData is not set in s. "}, never: []string{"snapshots are off"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answers[probed] = probes[test.server]
+			answers["GET /apis/velero.io/v1/namespaces/velero/backupstoragelocations"] = map[string]any{"apiVersion": "velero.io/v1", "kind": "List", "items": []any{}}
+			answers["GET /apis/velero.io/v1/namespaces/velero/schedules"] = map[string]any{"apiVersion": "velero.io/v1", "kind": "List", "items": []any{map[string]any{
+				"apiVersion": "velero.io/v1", "kind": "Schedule", "metadata": map[string]any{"name": "s"}, "spec": map[string]any{"schedule": "@daily", "template": json.RawMessage(test.template)},
+			}}}
+			stdout, stderr, code := run(t, &server{answers: answers}, "migrate", "velero", "-o=yaml")
+			text := strings.Join(strings.Fields(stdout+stderr), " ")
+			for _, want := range test.want {
+				if !strings.Contains(text, want) {
+					t.Errorf("without %q: %s%s", want, stdout, stderr)
+				}
+			}
+			for _, never := range test.never {
+				if strings.Contains(text, never) {
+					t.Errorf("with %q: %s%s", never, stdout, stderr)
+				}
+			}
+			if refused := code == ExitFailed; refused != test.refused {
+				t.Errorf("exit code %d", code)
+			}
+		})
 	}
 }
 

@@ -23,12 +23,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apifield "k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+	"github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
 var velero = schema.GroupVersion{Group: "velero.io", Version: "v1"}
@@ -65,6 +67,7 @@ storage location as they are, so no Backup is created.`,
 type migration struct {
 	system, from, to string
 	resume           bool
+	server           validation.Options // snapshots count as on if the server does not say
 
 	policies  []corev1.ConfigMap
 	locations []enginev1alpha1.StorageLocation
@@ -163,13 +166,59 @@ func (m *migration) read(ctx context.Context, all *clients) error {
 	for i := range stores {
 		m.location(&stores[i])
 	}
+	if len(schedules) > 0 {
+		m.askSnapshots(ctx, all)
+	}
 	for i := range schedules {
 		m.schedule(&schedules[i])
 	}
+	m.unset()
 	if len(backups) > 0 {
 		m.notes = append(m.notes, note{"backups", fmt.Sprintf("%s in %s: none is created, since the storage location lists what its store holds (docs/catalogue.md)", counted(len(backups), "backup"), m.from)})
 	}
-	return m.readPolicies(ctx, all)
+	if err := m.readPolicies(ctx, all); err != nil {
+		return err
+	}
+	return m.plugins(ctx, all)
+}
+
+// askSnapshots asks by a dry run whether the server lets backups make snapshots.
+func (m *migration) askSnapshots(ctx context.Context, all *clients) {
+	const field = "spec.template.snapshotVolumes"
+	probe := &v1alpha1.Schedule{ObjectMeta: metav1.ObjectMeta{Name: "migrate-velero"}, Spec: v1alpha1.ScheduleSpec{Schedule: "@daily", Paused: true}}
+	probe.Spec.Template.SnapshotVolumes = new(true)
+	_, err := all.holdfast.HoldfastV1alpha1().Schedules(m.to).Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	m.server.Snapshots = true
+	var status apierrors.APIStatus
+	if errors.As(err, &status) && status.Status().Details != nil {
+		m.server.Snapshots = !slices.ContainsFunc(status.Status().Details.Causes, func(cause metav1.StatusCause) bool { return cause.Field == field })
+	}
+	if err != nil && !apierrors.IsInvalid(err) && !apierrors.IsAlreadyExists(err) {
+		m.notes = append(m.notes, note{"schedules", fmt.Sprintf("whether snapshots of volumes are on in Holdfast is not known: %v. snapshotVolumes and snapshotMoveData stay, and the API server refuses them where snapshots are off", err)})
+	}
+}
+
+// unset says how Holdfast reads fields that Velero's server has defaults for.
+func (m *migration) unset() {
+	say := func(field, text string, unset func(spec *v1alpha1.BackupSpec) bool) {
+		var names []string
+		for i := range m.schedules {
+			if unset(&m.schedules[i].Spec.Template.BackupSpec) {
+				names = append(names, m.schedules[i].Name)
+			}
+		}
+		if len(names) > 0 {
+			m.notes = append(m.notes, note{"schedules", fmt.Sprintf("%s is not set in %s. %s", field, strings.Join(names, ", "), text)})
+		}
+	}
+	say("spec.template.defaultVolumesToFsBackup", "In Velero, --default-volumes-to-fs-backup of its server decides then. Holdfast backs up all volumes with a claim. Set true for emptyDirs and others without a claim",
+		func(spec *v1alpha1.BackupSpec) bool {
+			return spec.DefaultVolumesToFsBackup == nil && !ptr.Deref(spec.DefaultVolumesToRestic, false)
+		})
+	say("spec.template.snapshotMoveData", "In Velero, --default-snapshot-move-data of its server decides then. Holdfast moves the data of snapshots, unless its controller has this flag with false",
+		func(spec *v1alpha1.BackupSpec) bool {
+			return m.server.Snapshots && spec.SnapshotMoveData == nil && ptr.Deref(spec.SnapshotVolumes, true) && !ptr.Deref(spec.DefaultVolumesToFsBackup, false)
+		})
 }
 
 func (m *migration) readPolicies(ctx context.Context, all *clients) error {
@@ -192,6 +241,56 @@ func (m *migration) readPolicies(ctx context.Context, all *clients) error {
 		})
 	}
 	return nil
+}
+
+// plugins names the ConfigMaps by which Velero's plugins change each restore.
+func (m *migration) plugins(ctx context.Context, all *clients) error {
+	const kind, marked, action = "configmap", "velero.io/plugin-config", "RestoreItemAction"
+	found, err := all.kube.CoreV1().ConfigMaps(m.from).List(ctx, metav1.ListOptions{LabelSelector: marked})
+	if apierrors.IsForbidden(err) {
+		m.notes = append(m.notes, note{"configmaps", fmt.Sprintf("those in %s with the label %s change Velero's restores, and have no effect in Holdfast. You may not list them, so they are not named", m.from, marked)})
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for i := range found.Items {
+		of := &found.Items[i]
+		switch {
+		case len(of.Data) == 0:
+		case of.Labels["velero.io/change-storage-class"] == action:
+			m.say(kind, of.Name, "it has no effect. Set spec.storageClassMapping of each restore: %s", mapping(of.Data))
+		case of.Labels["velero.io/change-image-name"] == action:
+			m.say(kind, of.Name, "it has no effect. Set spec.imageMapping of each restore: %s. There each key is an image or its beginning up to a /, : or @, while Velero replaces any part of an image", mapping(imagesOf(of.Data)))
+		default:
+			m.say(kind, of.Name, "it configures a plugin of Velero, and has no effect")
+		}
+	}
+	return nil
+}
+
+// imagesOf reads rules as OLD,NEW. Velero ignores others too.
+func imagesOf(rules map[string]string) map[string]string {
+	images := map[string]string{}
+	for _, rule := range rules {
+		before, after, _ := strings.Cut(rule, ",")
+		before, after = strings.TrimSpace(before), strings.TrimSpace(after)
+		if strings.HasSuffix(before, "/") && strings.HasSuffix(after, "/") {
+			before, after = strings.TrimRight(before, "/"), strings.TrimRight(after, "/")
+		}
+		if before != "" && after != "" {
+			images[before] = after
+		}
+	}
+	return images
+}
+
+func mapping(of map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(of)) {
+		pairs = append(pairs, key+": "+of[key])
+	}
+	return "{" + strings.Join(pairs, ", ") + "}"
 }
 
 // configFields are the known keys of a location's config, by provider. Each sets a field of the spec, or returns a
@@ -377,8 +476,20 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 		m.say(kind, name, "%s: the field is left out", text)
 	}
 	check := func() apifield.ErrorList {
-		made.Name, made.Namespace, made.Labels = name, m.to, of.GetLabels()
-		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template"))...)
+		made.Name, made.Namespace, made.Labels, made.Annotations = name, m.to, of.GetLabels(), schedule.BackupAnnotations(of.GetAnnotations())
+		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template"))...)
+	}
+	template := &made.Spec.Template.BackupSpec
+	onlySnapshots := !m.server.Snapshots && !ptr.Deref(template.DefaultVolumesToFsBackup, true) && !ptr.Deref(template.DefaultVolumesToRestic, false)
+	switch {
+	case onlySnapshots && ptr.Deref(template.SnapshotVolumes, ptr.Deref(template.SnapshotMoveData, false)):
+		m.refused++
+		m.say(kind, name, "it is refused: it asks for snapshots, which are off, and defaultVolumesToFsBackup is false, so its backups would hold no volume but those that pods name in an annotation. "+
+			"Turn snapshots on (snapshots.enabled of the chart, --snapshots of the API server and the controller), or remove defaultVolumesToFsBackup: false from it, so that files are backed up")
+		return
+	case onlySnapshots && template.SnapshotVolumes == nil:
+		m.say(kind, name, "spec.template.defaultVolumesToFsBackup is false, and snapshots are off: its backups hold only volumes that pods name in an annotation, and no snapshots as Velero's may. "+
+			"Turn snapshots on (docs/snapshots.md), or remove the field to back up files")
 	}
 	var refused apifield.ErrorList
 	for _, problem := range check() {
@@ -403,8 +514,16 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 		m.say(kind, name, "it is refused: %v", err)
 		return
 	}
-	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template")) {
+	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, m.server, apifield.NewPath("spec", "template")) {
 		m.say(kind, name, "%s", warning)
+	}
+	for _, key := range slices.Sorted(maps.Keys(of.GetAnnotations())) {
+		switch {
+		case key == "velero.io/pod-volume-timeout":
+			m.say(kind, name, "metadata.annotations[%s] has no effect: --pod-volume-timeout of the controller says how long a volume may take", key)
+		case strings.HasPrefix(key, "velero.io/csi-volumegroupsnapshot-class_"):
+			m.say(kind, name, "metadata.annotations[%s] has no effect: each volume has a snapshot of its own", key)
+		}
 	}
 	if !made.Spec.Paused && !m.resume {
 		made.Spec.Paused = true

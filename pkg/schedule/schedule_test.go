@@ -302,3 +302,23 @@ func TestDecide(t *testing.T) {
 		}
 	}
 }
+
+// TestAnnotationsOfBackups: a backup gets the annotations of its schedule that choose the class of its snapshots,
+// and no other, as kubectl's copy of the schedule or the name of a user that triggers.
+func TestAnnotationsOfBackups(t *testing.T) {
+	const class = "velero.io/csi-volumesnapshot-class_ebs.csi.aws.com"
+	s := &v1alpha1.Schedule{}
+	s.Name = "nightly"
+	if backup := NewBackup(s, time.Unix(0, 0)); len(backup.Annotations) != 0 {
+		t.Errorf("without annotations: %q", backup.Annotations)
+	}
+	s.Labels = map[string]string{"app.kubernetes.io/instance": "shop"}
+	s.Annotations = map[string]string{class: "archive", "velero.io/csi-volumesnapshot-class": "x", AnnotationTriggeredBy: "eve", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+	backup := NewBackup(s, time.Unix(0, 0))
+	if len(backup.Annotations) != 1 || backup.Annotations[class] != "archive" || len(s.Annotations) != 4 {
+		t.Errorf("the backup has %q, and the schedule %q", backup.Annotations, s.Annotations)
+	}
+	if len(backup.Labels) != 1 {
+		t.Errorf("the labels are %q", backup.Labels)
+	}
+}

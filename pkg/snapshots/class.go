@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Velero's names for a class, which users know.
 const (
 	// LabelClass marks the class of its driver, with any value. As an annotation it names a claim's class.
-	LabelClass = "velero.io/csi-volumesnapshot-class"
-	// AnnotationClassOf and a driver's name are a backup's annotation that names the class.
-	AnnotationClassOf = LabelClass + "_"
+	LabelClass        = "velero.io/csi-volumesnapshot-class"
 	annotationDefault = "snapshot.storage.kubernetes.io/is-default-class"
 )
 
@@ -28,7 +28,7 @@ type Wishes struct {
 // are equal: another class may cost more or keep less.
 func Class(driver string, wishes Wishes, all []VolumeSnapshotClass) (*VolumeSnapshotClass, error) {
 	for _, wish := range []struct{ by, name string }{
-		{"the volume policy", wishes.Policy}, {"the claim's annotation " + LabelClass, wishes.Claim}, {"the backup's annotation " + AnnotationClassOf + driver, wishes.Backup},
+		{"the volume policy", wishes.Policy}, {"the claim's annotation " + LabelClass, wishes.Claim}, {"the backup's annotation " + v1alpha1.AnnotationSnapshotClassOf + driver, wishes.Backup},
 	} {
 		if wish.name != "" {
 			return named(driver, wish.by, wish.name, all)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 func class(name, driver string, marks ...string) VolumeSnapshotClass {
@@ -43,7 +45,7 @@ func TestClass(t *testing.T) {
 		"two defaults":       {all: []VolumeSnapshotClass{class("l", "d", "default"), class("k", "d", "default")}, fails: []string{"driver d", "k, l", "label one"}},
 		"missing, of policy": {wishes: Wishes{Policy: "z"}, all: []VolumeSnapshotClass{a}, fails: []string{"policy", "z", "driver d", "does not exist"}},
 		"missing, of claim":  {wishes: Wishes{Claim: "z"}, all: []VolumeSnapshotClass{a}, fails: []string{"claim", "z", "driver d", "does not exist"}},
-		"missing, of backup": {wishes: Wishes{Backup: "z"}, all: []VolumeSnapshotClass{a}, fails: []string{AnnotationClassOf + "d", "z", "does not exist"}},
+		"missing, of backup": {wishes: Wishes{Backup: "z"}, all: []VolumeSnapshotClass{a}, fails: []string{v1alpha1.AnnotationSnapshotClassOf + "d", "z", "does not exist"}},
 		"of another driver":  {wishes: Wishes{Claim: "other"}, all: []VolumeSnapshotClass{a, other}, fails: []string{"other", "driver e", "class of d"}},
 	} {
 		t.Run(name, func(t *testing.T) {

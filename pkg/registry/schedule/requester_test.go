@@ -36,18 +36,41 @@ func TestRequesterKeepsExtras(t *testing.T) {
 func TestOtherWordsTakeNothingOver(t *testing.T) {
 	was := &v1alpha1.Schedule{}
 	was.Spec.Template.TTL = v1alpha1.Duration{Duration: 90 * time.Minute}
-	after := *was.Spec.DeepCopy()
-	if err := json.Unmarshal([]byte(`"90m"`), &after.Template.TTL); err != nil {
+	after := was.DeepCopy()
+	if err := json.Unmarshal([]byte(`"90m"`), &after.Spec.Template.TTL); err != nil {
 		t.Fatal(err)
 	}
-	if equality.Semantic.DeepEqual(was.Spec, after) {
+	if equality.Semantic.DeepEqual(was.Spec, after.Spec) {
 		t.Error("the text does not change")
 	}
 	if asksOtherwise("restore", was, after) {
 		t.Error("90m is another time than 1h30m0s")
 	}
-	after.Template.TTL.Duration = time.Hour
+	after.Spec.Template.TTL.Duration = time.Hour
 	if !asksOtherwise("restore", was, after) {
 		t.Error("an hour is the same time as 1h30m0s")
+	}
+}
+
+// TestAnnotationsOfBackupsTakeOver: a user that chooses the class of the backups' snapshots is their user. Other
+// annotations take nothing over.
+func TestAnnotationsOfBackupsTakeOver(t *testing.T) {
+	const class = v1alpha1.AnnotationSnapshotClassOf + "ebs.csi.aws.com"
+	for name, test := range map[string]struct {
+		was, is map[string]string
+		want    bool
+	}{
+		"none":      {},
+		"another":   {is: map[string]string{"note": "a", "velero.io/csi-volumesnapshot-class": "a"}},
+		"the same":  {was: map[string]string{class: "a"}, is: map[string]string{class: "a", "note": "b"}},
+		"a class":   {is: map[string]string{class: "a"}, want: true},
+		"a new one": {was: map[string]string{class: "a"}, is: map[string]string{class: "b"}, want: true},
+		"no more":   {was: map[string]string{class: "a"}, want: true},
+	} {
+		was, is := &v1alpha1.Schedule{}, &v1alpha1.Schedule{}
+		was.Annotations, is.Annotations = test.was, test.is
+		if got := asksOtherwise("restore", was, is); got != test.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }

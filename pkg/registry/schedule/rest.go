@@ -79,7 +79,7 @@ func NewREST(config Config) (*REST, error) {
 	}
 	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
-		if !asksOtherwise(r.restoreUser(), was, is.Spec) {
+		if !asksOtherwise(r.restoreUser(), was, is) {
 			return finished, nil // the user of the backups stays
 		}
 		return finished, r.check(ctx, is)
@@ -186,7 +186,7 @@ func (s strategy) isRestore(ctx context.Context) bool {
 
 func (s strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
-	if s.isRestore(ctx) && asksOtherwise(s.restoreUser, was, is.Spec) {
+	if s.isRestore(ctx) && asksOtherwise(s.restoreUser, was, is) {
 		is.Spec.Paused = true
 	}
 	is.Status, is.Generation = was.Status, was.Generation

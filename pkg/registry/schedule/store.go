@@ -178,7 +178,7 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 			return w.Log.Get(ctx, key, storage.GetOptions{}, dst)
 		}
 		changed := entry.DeepCopy()
-		if asksOtherwise(w.restoreUser, before, after.Spec) {
+		if asksOtherwise(w.restoreUser, before, after) {
 			if changed.Spec.Requester, err = requester(ctx); err != nil {
 				return err
 			}
@@ -203,13 +203,14 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 
 // asksOtherwise reports whether a change concerns the requested backups. Pausing does not: a user that pauses and
 // resumes all schedules must not take them over. But a user that resumes a restored schedule takes it over.
-func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.ScheduleSpec) bool {
+func asksOtherwise(restoreUser string, was, is *v1alpha1.Schedule) bool {
 	before := was.Spec
-	if was.Status.Requester == restoreUser && before.Paused && !after.Paused {
+	if was.Status.Requester == restoreUser && before.Paused && !is.Spec.Paused {
 		return true
 	}
-	before.Paused = after.Paused
-	return !recorded.ByMeaning.DeepEqual(before, after)
+	before.Paused = is.Spec.Paused
+	return !recorded.ByMeaning.DeepEqual(before, is.Spec) ||
+		!maps.Equal(domain.BackupAnnotations(was.Annotations), domain.BackupAnnotations(is.Annotations))
 }
 
 func moved(before, after *v1alpha1.ScheduleSpec) bool {

@@ -10,6 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// AnnotationSnapshotClassOf and a CSI driver's name are Velero's annotation of a Backup with the
+// VolumeSnapshotClass for the driver's volumes.
+const AnnotationSnapshotClassOf = "velero.io/csi-volumesnapshot-class_"
+
 // +genclient
 // +genclient:noStatus
 // +genclient:onlyVerbs=create,get,list,watch
