@@ -74,35 +74,25 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 	}
 }
 
-// LeaveOthers is Leave of each content of an ended backup that stays with it and is not used by it. An earlier attempt
-// may have decided otherwise about a claim.
-func (c *Client) LeaveOthers(ctx context.Context, backup types.UID, uses func(content string) bool) error {
-	return c.leaveAll(ctx, "the backup", LabelBackup+"="+string(backup)+",!"+LabelMoved, func(of *VolumeSnapshotContent) bool { return !uses(of.Name) })
-}
-
 // LeaveLocal is Leave of the snapshots beside a claim's deleted data, in the backups that isOf reports. It may be
 // repeated.
 func (c *Client) LeaveLocal(ctx context.Context, namespace, claim string, isOf func(backup types.UID, at Place) bool) error {
-	return c.leaveAll(ctx, "the claim "+namespace+"/"+claim, LabelVolume+"="+VolumeLabel(namespace, claim)+","+LabelKeepLocal, func(of *VolumeSnapshotContent) bool {
-		return isOf(types.UID(of.Labels[LabelBackup]), PlaceOf(of.Labels))
-	})
-}
-
-func (c *Client) leaveAll(ctx context.Context, what, selector string, leaves func(*VolumeSnapshotContent) bool) error {
-	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+selector)
+	selector := LabelCluster + "=" + c.clusterUID + "," + LabelVolume + "=" + VolumeLabel(namespace, claim) + "," + LabelKeepLocal
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("list the snapshots of %s: %w", what, err)
+		return fmt.Errorf("list the snapshots of the claim %s/%s: %w", namespace, claim, err)
 	}
 	var failures []error
 	for i := range contents {
-		if !leaves(&contents[i]) {
+		of := &contents[i]
+		if !isOf(types.UID(of.Labels[LabelBackup]), PlaceOf(of.Labels)) {
 			continue
 		}
-		if err := c.Leave(ctx, contents[i].Name); err != nil {
-			failures = append(failures, fmt.Errorf("have the VolumeSnapshotContent %s forgotten: %w", contents[i].Name, err))
+		if err := c.Leave(ctx, of.Name); err != nil {
+			failures = append(failures, fmt.Errorf("have the VolumeSnapshotContent %s forgotten: %w", of.Name, err))
 		}
 	}
 	return errors.Join(failures...)

@@ -20,6 +20,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -791,40 +792,54 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestSamePlace: a snapshot leaves with the backup in the store of its cut, and not with a copy.
-func TestSamePlace(t *testing.T) {
-	now := Place{StoreName: "a", Location: "default", StoreID: "the-store"}
-	for of, want := range map[Place]bool{
-		now:                                   true,
-		{StoreName: "a", Location: "default"}: true,
-		{StoreName: "b", Location: "default"}: false,
-		{StoreName: "a", Location: "default", StoreID: "another"}:            false,
-		{StoreName: "a", Location: "a-former-name", StoreID: "the-store"}:    true,
-		{StoreName: "b", Location: "a-former-name", StoreID: "the-store"}:    false,
-		{StoreName: "a", Location: "an-absent-original", StoreID: "another"}: false,
-		{StoreName: "a", Location: "an-absent-original"}:                     false,
+// TestWhichLocationHasASnapshot: a snapshot leaves with its backup in the store of its cut, also by another name, and
+// not with a copy, even of the whole bucket.
+func TestWhichLocationHasASnapshot(t *testing.T) {
+	location := func(name, storeID string) *enginev1alpha1.StorageLocation {
+		return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: enginev1alpha1.StorageLocationStatus{StoreID: storeID}}
+	}
+	gaveUp := location("default", "new")
+	gaveUp.Annotations = map[string]string{enginev1alpha1.AnnotationGiveUpStore: "the-store"}
+	asOf := location("past", "the-store")
+	asOf.Spec.S3 = &enginev1alpha1.S3Location{AsOf: &metav1.Time{Time: time.Unix(1, 0)}}
+	at, unknown := Place{"a", "default", "the-store"}, Place{"a", "default", ""}
+	for name, test := range map[string]struct {
+		at          Place
+		all         []*enginev1alpha1.StorageLocation
+		in          string
+		deletedFrom []string
+	}{
+		"its location":                    {at: at, all: []*enginev1alpha1.StorageLocation{location("default", "the-store")}, in: "default", deletedFrom: []string{"default"}},
+		"beside a copy of the bucket":     {at: at, all: []*enginev1alpha1.StorageLocation{location("archive", "the-store"), location("default", "the-store")}, in: "default", deletedFrom: []string{"default"}},
+		"not checked yet, beside a copy":  {at: at, all: []*enginev1alpha1.StorageLocation{location("archive", "the-store"), location("default", "")}, in: "default", deletedFrom: []string{"default"}},
+		"renamed":                         {at: at, all: []*enginev1alpha1.StorageLocation{location("main", "the-store")}, in: "main", deletedFrom: []string{"main"}},
+		"renamed, and the name is taken":  {at: at, all: []*enginev1alpha1.StorageLocation{location("default", "new"), location("main", "the-store")}, in: "main", deletedFrom: []string{"main"}},
+		"renamed, or copied":              {at: at, all: []*enginev1alpha1.StorageLocation{location("main", "the-store"), location("archive", "the-store")}},
+		"absent, beside one of the past":  {at: at, all: []*enginev1alpha1.StorageLocation{asOf}},
+		"absent, beside a copy elsewhere": {at: at, all: []*enginev1alpha1.StorageLocation{location("archive", "another")}},
+		"exchanged":                       {at: at, all: []*enginev1alpha1.StorageLocation{location("default", "new")}},
+		"exchanged, as it was told":       {at: at, all: []*enginev1alpha1.StorageLocation{gaveUp, location("archive", "another")}, deletedFrom: []string{"default"}},
+		"no id":                           {at: unknown, all: []*enginev1alpha1.StorageLocation{location("archive", ""), location("default", "the-store")}, in: "default", deletedFrom: []string{"default"}},
+		"no id, and absent":               {at: unknown, all: []*enginev1alpha1.StorageLocation{location("archive", "another")}},
 	} {
-		if of.Is(now) != want {
-			t.Errorf("%+v: %t, want %t", of, !want, want)
-		}
-	}
-	if unknown := (Place{StoreName: "a", Location: "default"}); !now.Is(unknown) {
-		t.Error("the name does not count where the store's id is not known")
-	}
-}
-
-// TestLeaveOthers: of a backup's snapshots that stay, those leave that its last attempt does not use.
-func TestLeaveOthers(t *testing.T) {
-	s, beside, another := newSidecars(t), volume(), volume()
-	beside.KeepLocal, beside.Moved, another.Backup = 3, true, "another"
-	used, other, foreign := s.kept(volume()), s.kept(beside), s.kept(another)
-	if err := s.client().LeaveOthers(t.Context(), "backup", func(content string) bool { return content == used }); err != nil {
-		t.Fatal(err)
-	}
-	for content, leaves := range map[string]bool{used: false, other: true, foreign: false} {
-		if got := s.object(Contents, "", content).GetLabels()[LabelMoved] != ""; got != leaves {
-			t.Errorf("%s leaves: %t, want %t", content, got, leaves)
-		}
+		t.Run(name, func(t *testing.T) {
+			in := ""
+			if record := test.at.In(test.all); record != nil {
+				in = record.Name
+			}
+			if in != test.in {
+				t.Errorf("it is in %q, want %q", in, test.in)
+			}
+			for _, record := range test.all {
+				want := slices.Contains(test.deletedFrom, record.Name)
+				if got := test.at.DeletedFrom(record.Name, "a", test.all); got != want {
+					t.Errorf("it leaves with the backup in %s: %t, want %t", record.Name, got, want)
+				}
+				if test.at.DeletedFrom(record.Name, "b", test.all) {
+					t.Errorf("it leaves with another backup in %s", record.Name)
+				}
+			}
+		})
 	}
 }
 

@@ -35,6 +35,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -305,13 +306,39 @@ type Place struct {
 	StoreID             string // empty if it was unknown at the cut
 }
 
-// Is reports whether a place is still this one: by the store's id if both are known, since a location may have another
-// name by now. A copy of a backup is in another place.
-func (p Place) Is(now Place) bool {
-	if p.StoreID != "" && now.StoreID != "" {
-		return p.StoreName == now.StoreName && p.StoreID == now.StoreID
+// In returns the location that has the store of a place, or nil. The name counts while a location of the name may have
+// the store: another with its id is a copy. Else it has another name by now.
+func (p Place) In(all []*enginev1alpha1.StorageLocation) *enginev1alpha1.StorageLocation {
+	var renamed []*enginev1alpha1.StorageLocation
+	for _, record := range all {
+		id := record.Status.StoreID
+		switch {
+		case record.Name == p.Location && (p.StoreID == "" || id == "" || id == p.StoreID):
+			return record
+		case p.StoreID != "" && id == p.StoreID && record.Spec.IsWritten():
+			renamed = append(renamed, record)
+		}
 	}
-	return p.StoreName == now.StoreName && p.Location == now.Location
+	if len(renamed) != 1 { // which of them is the copy is not known
+		return nil
+	}
+	return renamed[0]
+}
+
+// DeletedFrom reports whether a snapshot leaves with its backup in a location. It does not leave with a copy. After its
+// location was told to take another store, it leaves with the backup in that.
+func (p Place) DeletedFrom(location, storeName string, all []*enginev1alpha1.StorageLocation) bool {
+	if p.StoreName != storeName {
+		return false
+	}
+	record := p.In(all)
+	if record == nil {
+		i := slices.IndexFunc(all, func(of *enginev1alpha1.StorageLocation) bool {
+			return of.Name == p.Location && of.Annotations[enginev1alpha1.AnnotationGiveUpStore] == p.StoreID
+		})
+		return i >= 0 && location == p.Location
+	}
+	return record.Name == location
 }
 
 // PlaceOf returns the place of the backup of a labelled snapshot.

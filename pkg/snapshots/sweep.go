@@ -148,6 +148,7 @@ func (d *decider) contents() {
 			missing = append(missing, content)
 		case fate == Unknown:
 			d.States[StateDoubt]++
+			d.stillMissing(content)
 			d.release(content)
 		case fate == Stored:
 			d.States[StateKept]++
@@ -159,6 +160,7 @@ func (d *decider) contents() {
 	if len(missing) > few && len(missing)*oneOf > all {
 		for _, content := range missing {
 			d.States[StateDoubt]++
+			d.stillMissing(content)
 			if of := types.UID(content.Labels[LabelBackup]); !slices.Contains(d.Doubted, of) {
 				d.Doubted = append(d.Doubted, of)
 			}
@@ -224,6 +226,14 @@ func (d *decider) since(uid types.UID) time.Duration {
 // missing returns how long a backup is seen to be missing.
 func (d *decider) missing(backup types.UID) time.Duration {
 	return d.age(backup, d.View.Missing, d.Decision.Missing)
+}
+
+// stillMissing has a backup that was missing before begin no new day, as long as it is not found.
+func (d *decider) stillMissing(content *VolumeSnapshotContent) {
+	of := types.UID(content.Labels[LabelBackup])
+	if first, found := d.View.Missing[of]; found {
+		d.Decision.Missing[of] = first
+	}
 }
 
 func (d *decider) age(uid types.UID, before, after map[types.UID]time.Time) time.Duration {

@@ -154,6 +154,7 @@ func TestDecide(t *testing.T) {
 		"failed, labels missing":                 {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"missing":                                {scene: newScene().content("a", "b").fate("b", Missing), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"missing for less than a day":            {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Missing).missing("b", MissingAge-1), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
+		"missing before, and not read now":       {scene: newScene().content("a", "b").missing("b", MissingAge), states: map[State]int{StateDoubt: 1}},
 		"missing for two days":                   {scene: newScene().content("a", "b").fate("b", Missing).missing("b", 2*MissingAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"ten of ten missing":                     {scene: newScene().many(10, "b").fate("b", Missing), forget: namesOf(10, "b"), states: map[State]int{StateLeaving: 10}},
 		"eleven of eleven missing":               {scene: newScene().many(11, "b").fate("b", Missing), doubt: 1, states: map[State]int{StateDoubt: 11}},
@@ -220,6 +221,11 @@ func TestDecide(t *testing.T) {
 			}
 			want := map[State]int{StateKept: 0, StateLeaving: 0, StateStuck: 0, StateDoubt: 0}
 			maps.Copy(want, test.states)
+			for of := range test.scene.Missing {
+				if fate := test.scene.Fates[of]; (fate == Missing || fate == Unknown) != !d.Missing[of].IsZero() && len(test.scene.Contents) > 0 && test.scene.Contents[0].Labels[LabelCluster] == ours {
+					t.Errorf("%s, whose fate is %v, is missing since %v", of, fate, d.Missing[of])
+				}
+			}
 			if !maps.Equal(d.States, want) {
 				t.Errorf("the states are %v, want %v", d.States, want)
 			}

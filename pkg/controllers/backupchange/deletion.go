@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -320,24 +321,24 @@ func (w *work) askForRemoval(ctx context.Context) error {
 // leaveSnapshots has the snapshots beside the deleted data forgotten. A copy of a backup in another location
 // has none.
 func (w *work) leaveSnapshots(ctx context.Context) error {
-	places := map[types.UID][]snapshots.Place{}
+	targets := map[types.UID][]*enginev1alpha1.BackupChangeTarget{}
 	for i := range w.deleted() {
-		target := &w.change.Spec.Targets[i]
-		if target.BackupName != "" {
-			continue
+		if target := &w.change.Spec.Targets[i]; target.BackupName == "" {
+			targets[target.UID] = append(targets[target.UID], target)
 		}
-		at := snapshots.Place{StoreName: target.StoreName, Location: target.StorageLocation}
-		if record, err := w.locations.Get(at.Location); err == nil {
-			at.StoreID = record.Status.StoreID
-		}
-		places[target.UID] = append(places[target.UID], at)
 	}
-	if w.LeaveSnapshots == nil || len(places) == 0 {
+	if w.LeaveSnapshots == nil || len(targets) == 0 {
 		return nil
+	}
+	all, err := w.locations.List(labels.Everything())
+	if err != nil {
+		return err
 	}
 	return try(ctx, func(ctx context.Context) error {
 		return w.LeaveSnapshots(ctx, w.change.Spec.Namespace, w.change.Spec.Volume, func(backup types.UID, at snapshots.Place) bool {
-			return slices.ContainsFunc(places[backup], at.Is)
+			return slices.ContainsFunc(targets[backup], func(of *enginev1alpha1.BackupChangeTarget) bool {
+				return at.DeletedFrom(of.StorageLocation, of.StoreName, all)
+			})
 		})
 	})
 }

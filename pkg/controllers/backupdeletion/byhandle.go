@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // adoptSnapshots records each stored snapshot that only the backup names, if the requester wants these
@@ -28,7 +29,9 @@ func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.
 	}
 	var backup *source.Backup
 	unknown := 0
+	var unread error // as it is; Try takes each error for the store's
 	err := deletion.Try(ctx, func(ctx context.Context) (err error) {
+		defer func() { unread = err }()
 		backup, err = source.OpenVolumes(ctx, target, format.Place{StoreName: run.Name, Location: record.Name, SystemNamespace: c.Namespace, Now: c.Clock.Now()}, deletion.UID)
 		if err == nil {
 			unknown, err = backup.UnknownHandles(ctx, run.Name)
@@ -40,6 +43,8 @@ func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.
 		return nil // it has failed, and keeps no snapshots
 	case errors.Is(err, source.ErrRefused):
 		return refused("%v: "+giveUp, err, run.Name)
+	case err != nil && !errors.Is(unread, store.ErrUnavailable) && !errors.Is(unread, store.ErrDenied) && !errors.Is(unread, context.DeadlineExceeded) && ctx.Err() == nil:
+		return refused("the backup's lists of volumes can't be read: %v: bring them back, or "+giveUp, unread, run.Name)
 	case err != nil:
 		return err
 	case unknown > 0:

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -172,12 +173,13 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	if c.DiscardSnapshots == nil {
 		return nil
 	}
-	record, err := c.locations.Get(run.Spec.Backup.StorageLocation)
+	all, err := c.locations.List(labels.Everything())
 	if err != nil {
 		return err
 	}
-	now := snapshots.Place{StoreName: run.Name, Location: record.Name, StoreID: record.Status.StoreID}
-	err = c.DiscardSnapshots(ctx, backupUID(run), func(at snapshots.Place) bool { return at.Is(now) })
+	err = c.DiscardSnapshots(ctx, backupUID(run), func(at snapshots.Place) bool {
+		return at.DeletedFrom(run.Spec.Backup.StorageLocation, run.Name, all)
+	})
 	if err != nil && ctx.Err() == nil {
 		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
 	}

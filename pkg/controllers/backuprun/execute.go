@@ -206,9 +206,6 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	case err != nil:
 		logger.Error(err, "Backup failed, and its failure is not stored yet")
 	}
-	if listsVolumes(outcome) {
-		volumes.leaveOthers(ctx)
-	}
 	return c.finish(ctx, record.Latest(), outcome, namespaces)
 }
 

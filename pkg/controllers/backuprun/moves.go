@@ -14,8 +14,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -45,7 +43,6 @@ type Mover interface {
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
 	Leave(ctx context.Context, content string) error
-	LeaveOthers(ctx context.Context, backup types.UID, uses func(content string) bool) error
 }
 
 func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
@@ -329,26 +326,6 @@ func (v *volumes) leave(ctx context.Context, u *upload) {
 	defer cancel()
 	if err := v.c.Mover.Leave(ctx, content); err != nil {
 		klog.FromContext(ctx).Info("A snapshot that no backup lists stays until its backup is deleted", "volumeSnapshotContent", content, "err", err)
-	}
-}
-
-// leaveOthers has the sweep forget snapshots of earlier attempts that the stored backup does not list.
-func (v *volumes) leaveOthers(ctx context.Context) {
-	if v.c.Mover == nil || v.run.Status.Attempts < 2 || isMoving(v.run) { // a takeover does not submit volumes that had ended
-		return
-	}
-	used := sets.New[string]()
-	v.mu.Lock()
-	for _, u := range v.uploads {
-		if u.taken != nil && u.status.Phase == enginev1alpha1.VolumePhaseCompleted {
-			used.Insert(u.taken.Content)
-		}
-	}
-	v.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
-	defer cancel()
-	if err := v.c.Mover.LeaveOthers(ctx, v.run.UID, used.Has); err != nil {
-		klog.FromContext(ctx).Info("Snapshots of earlier attempts stay until their backup is deleted", "err", err)
 	}
 }
 

@@ -46,8 +46,6 @@ type mover struct {
 	// unread are the places of volumes that are not read.
 	unread int
 	left   []string
-	// others has what LeaveOthers was told of the contents "content" and "earlier".
-	others [][2]bool
 	// nodes are where the cuts are exposed; none is node-7.
 	nodes []string
 }
@@ -136,13 +134,6 @@ func (m *mover) Leave(_ context.Context, content string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.left = append(m.left, content)
-	return nil
-}
-
-func (m *mover) LeaveOthers(_ context.Context, _ types.UID, uses func(content string) bool) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.others = append(m.others, [2]bool{uses("content"), uses("earlier")})
 	return nil
 }
 
@@ -365,29 +356,10 @@ func TestFailedCutIsLeft(t *testing.T) {
 		h.mover = m
 		h.start(1)
 		h.expect("a", done, true)
-		if !slices.Equal(m.left, []string{"content"}) || len(m.others) > 0 {
-			t.Errorf("to leave are %v, and of others %v", m.left, m.others)
+		if !slices.Equal(m.left, []string{"content"}) {
+			t.Errorf("to leave are %v", m.left)
 		}
 	})
-}
-
-// TestSnapshotsOfEarlierAttemptsAreLeft: the stored backup lists the last attempt's only. A takeover while data
-// moves knows only volumes that had not ended, so it leaves none.
-func TestSnapshotsOfEarlierAttemptsAreLeft(t *testing.T) {
-	for phase, want := range map[v1alpha1.BackupPhase][][2]bool{running: {{true, false}}, v1alpha1.BackupPhaseWaitingForPluginOperations: nil} {
-		synctest.Test(t, func(t *testing.T) {
-			e := newMoving(snapshotOf("data", "web"))
-			e.volume.Snapshot.Kept = true
-			h := newHarness(t, &work{execute: e.execute}, newRun("a", phase))
-			m := &mover{}
-			h.mover = m
-			h.start(1)
-			h.expect("a", done, true)
-			if attempts := h.Run("a").Status.Attempts; attempts != 2 || !slices.Equal(m.others, want) {
-				t.Errorf("%s: of others, %v are to leave after %d attempts, want %v", phase, m.others, attempts, want)
-			}
-		})
-	}
 }
 
 // TestKeptIsNotLeftByAStop: a process that is told to stop while the storage copies leaves the snapshot to the next

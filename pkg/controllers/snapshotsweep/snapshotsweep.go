@@ -263,6 +263,7 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 		see(&contents[i].ObjectMeta)
 	}
 	fates, locations := map[types.UID]snapshots.Fate{}, map[types.UID]*enginev1alpha1.StorageLocation{}
+	var open []types.UID // it is not known yet what their stores have
 	for i := range runs {
 		run := &runs[i]
 		switch phase := run.Status.Phase; {
@@ -273,6 +274,8 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 			// A failure that is not stored may become Completed: the store may have it so, and an answer was lost.
 			if run.Status.Stored || run.Status.NeverStored() || run.Status.StartTimestamp == nil {
 				fates[run.UID] = snapshots.Failed
+			} else {
+				open = append(open, run.UID)
 			}
 		}
 	}
@@ -285,14 +288,8 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 		if fates[uid] != snapshots.Unknown {
 			continue
 		}
-		i := slices.IndexFunc(all, func(record *enginev1alpha1.StorageLocation) bool {
-			return record.Name == at.Location && at.isIn(record)
-		})
-		if i < 0 {
-			i = slices.IndexFunc(all, at.isIn) // it has another name now
-		}
-		if i >= 0 {
-			in[all[i]] = append(in[all[i]], uid)
+		if record := at.In(all); record != nil && at.believes(record) {
+			in[record] = append(in[record], uid)
 		}
 	}
 	for record, uids := range in {
@@ -303,19 +300,20 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 			locations[uid] = record
 		}
 	}
+	for _, uid := range open {
+		if fates[uid] == snapshots.Stored {
+			fates[uid] = snapshots.Unknown
+		}
+	}
 	return fates, locations, nil
 }
 
-// isIn reports whether a location has the store that the backup was written to, and is believed. Without a known
-// store, it must be older than the cut: a new location may have its name.
-func (p place) isIn(record *enginev1alpha1.StorageLocation) bool {
-	if !record.Spec.IsWritten() || record.Closed() || meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing) {
-		return false
-	}
-	if p.StoreID != "" {
-		return record.Status.StoreID == p.StoreID
-	}
-	return record.Name == p.Location && !record.CreationTimestamp.After(p.cut)
+// believes reports whether a location's store decides. If it is not known to be the one of the cut, the location must
+// be older than the cut: a new one may have the name.
+func (p place) believes(record *enginev1alpha1.StorageLocation) bool {
+	known := p.StoreID != "" && p.StoreID == record.Status.StoreID
+	return record.Spec.IsWritten() && !record.Closed() && (known || !record.CreationTimestamp.After(p.cut)) &&
+		!meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing)
 }
 
 // read looks for backups in a store. A store without any is not believed.

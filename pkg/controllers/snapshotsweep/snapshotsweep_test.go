@@ -242,6 +242,26 @@ func TestWhichSnapshotsLeave(t *testing.T) {
 	}
 }
 
+// TestFailureThatIsNotStored: until its store tells more, the newest snapshot beside moved data neither leaves nor has
+// an older one leave.
+func TestFailureThatIsNotStored(t *testing.T) {
+	h := newHarness(t, started(run("new", v1alpha1.BackupPhaseCancelled)), started(run("old", v1alpha1.BackupPhaseCompleted), true))
+	for i, uid := range []string{"old", "new"} {
+		h.backup(uid)
+		h.kept(uid, uid, "default", "the-store")
+		content, err := h.objects.Resource(snapshots.Contents).Get(t.Context(), uid, metav1.GetOptions{})
+		must(t, err)
+		labels := content.GetLabels()
+		labels[snapshots.LabelKeepLocal] = "1"
+		content.SetLabels(labels)
+		must(t, unstructured.SetNestedField(content.Object, int64(i+1), "status", "creationTime"))
+		must(t, h.objects.Tracker().Update(snapshots.Contents, content, ""))
+	}
+	if left := h.left(); len(left) != 2 {
+		t.Errorf("left is %v", left)
+	}
+}
+
 // TestExposedSnapshots: what was exposed for a backup is hidden once its run has ended, even without any
 // kept snapshot, and the next sweep comes soon. A run that begins meanwhile keeps its exposures.
 func TestExposedSnapshots(t *testing.T) {
