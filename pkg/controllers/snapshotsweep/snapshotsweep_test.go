@@ -352,7 +352,7 @@ func TestMassLoss(t *testing.T) {
 		t.Error("there is no event")
 	}
 	want := `
-# HELP holdfast_snapshots [ALPHA] Snapshots of volumes that the cluster has for backups, by state: kept, leaving, stuck, since it or a volume made from it has been leaving for more than an hour, or doubt, since the store of its backup was not read or lacks too many.
+# HELP holdfast_snapshots [ALPHA] Snapshots of volumes that the cluster has for backups, by state: kept, leaving, stuck, since it or a volume made from it has been leaving for more than an hour, or doubt, since the store of its backup was not read, has lacked it for less than a day, or lacks too many.
 # TYPE holdfast_snapshots gauge
 holdfast_snapshots{state="doubt"} 11
 holdfast_snapshots{state="kept"} 0
